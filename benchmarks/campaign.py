@@ -46,18 +46,18 @@ class Step:
     """No other step has it."""
     function: str
     """`MODULE:FUNCTION`; it takes the kind of device, cpu or cuda, and the arguments, and returns figures by name. The
-    module's `prepare`, where it has one, is given the same before, and computes nothing on the device."""
+    module's `prepare`, if it has one, gets the same arguments before, and computes nothing on the device."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     package: str = ""
     """It needs this optional package."""
     needs_gpu: bool = False
     memory_gib: float = 0.0
-    """It needs a GPU of so much memory, where it is made on one."""
+    """Memory that it needs if it runs on a GPU."""
     alone: bool = True
     """Nothing else computes meanwhile, so that its times count."""
 
     def lacks(self, device: str) -> str:
-        """Why it cannot be made here; empty where it can."""
+        """Returns the reason why it cannot run here; empty if it can."""
         if self.needs_gpu and device == "cpu":
             return "needs a GPU"
         if self.package and find_spec(self.package) is None:
@@ -69,7 +69,7 @@ class Step:
 
 @cache
 def _memory_gib() -> float:
-    """That of the smallest GPU here, from nvidia-smi; 0 where there is none."""
+    """Returns the memory of the smallest GPU here, from nvidia-smi; 0 without a GPU."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     with suppress(OSError, subprocess.SubprocessError, ValueError):
         listing = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
@@ -78,7 +78,7 @@ def _memory_gib() -> float:
 
 
 def rows_of(path: Path) -> dict[tuple[str, str], Row]:
-    """The last row of each step on each kind of device. A line that was cut off as it was written is none."""
+    """The last row of each step on each kind of device. A line that was cut off during writing is skipped."""
     rows: dict[tuple[str, str], Row] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         with suppress(ValueError, KeyError, TypeError):
@@ -98,7 +98,7 @@ def run(steps: Sequence[Step], *, device: str, rows: Path, limit: float, again: 
         rows: JSON lines, written on. It is of one kind of GPU. What the steps print goes to a file beside it.
         limit: seconds that a step has, its end included.
         again: whether steps that failed are made again.
-        at_once: processes, of which all but one wait for their turn where a step needs the device for itself.
+        at_once: processes, of which all but one wait for their turn if a step needs the whole device.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
     known = rows_of(rows)
@@ -145,7 +145,7 @@ def _append(path: Path, text: str) -> None:
 
 
 def _takes_turn(process: "_Process", begun: Sequence["_Process"]) -> bool:
-    """Lets the process go on, where those that measure now leave it the device."""
+    """Lets the process continue if the measuring processes leave it the device."""
     measuring = [each for each in begun if each.has_turn]
     if measuring and (process.step.alone or any(each.step.alone for each in measuring)):
         return False
@@ -189,7 +189,7 @@ class _Process:
         return self._process.poll() is not None or (self.has_turn and self._seconds() > self._limit - _CLEANING_SECONDS)
 
     def end(self) -> tuple[Row, str]:
-        """Ends it with all that it has started. Returns its row, and what it has printed."""
+        """Ends it with all its processes. Returns its row and its output."""
         code = self._process.poll()
         _end(self._descendants)
         row: Row = {"step": self.step.name, "part": self.step.part, "device": self._device}
@@ -284,7 +284,7 @@ def command_line(
     about: str,
     derive: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows,
 ) -> int:
-    """`campaign` with its options; returns 1 where a step failed."""
+    """Runs `campaign` with its options; returns 1 if a step failed."""
     parts = list(dict.fromkeys(step.part for step in steps))
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("campaign", choices=["campaign"])

@@ -1,6 +1,6 @@
 """How often the intervals hold that the product prints: simulated experiments whose truth is known.
 
-    python benchmarks/coverage.py [--trials 2000] [--tables intervals metrics pages studies]
+    python benchmarks/coverage.py [--trials 2000] [--tables intervals metrics pages studies gains]
 
 Every problem has a difficulty, an arm moves each problem's difficulty a little of its own, a seed moves all of its own
 problems by its luck, and each problem is answered eight times. All arms are truly equal. The nominal level is 95 %.
@@ -14,17 +14,23 @@ The second table is of training metrics: one figure a seed, of two groups with s
 `ratio`; coverage of the second group's mean (Student) and of the difference (Welch).
 
 The third table is of pages: a verdict over arms of which some differ and some do not. Its column is the share of pages
-with a false sentence: a pair that is told apart though it does not differ, or the wrong way round, or a best that
-is not better than each other arm. Its lines are configurations of effects, unequal seeds with unequal luck, some arms
-with a seed more than the others, seeds that fail, looks (the question is asked anew with each seed from 2 on, and a
-page counts if any of its answers was false) and clusters of problems (a deviation of 1 logit that the problems of a
-cluster share, in each arm by itself). Then come arms of which one is better: the share of pages that name it as the
-best. A line with more seeds than the line above it fails where the share falls by more than chance allows.
+with a false sentence: a pair that is called different although it is not, or the wrong way round, or a best that is not
+better than each other arm. Its lines are configurations of effects, unequal seeds with unequal luck, some arms with a
+seed more than the others, seeds that fail, looks (the question is asked again with each seed from 2 on, and a page
+counts if any of its answers was false) and clusters of problems (a deviation of 1 logit that the problems of a cluster
+share, in each arm by itself). Then come arms of which one is better: the share of pages that name it as the best. A
+line with more seeds than the line above it fails where the share falls by more than chance allows.
 
 The fourth table is of studies that choose the best 3 of many trials with one seed each and confirm them and the
 baseline with five fresh seeds, on the problems they were chosen on or on others. Its columns: by how many points the
 best trial's own figure flatters it, by how many points its confirmed difference still does, the share of the three
 confirmed intervals that hold the truth, and the share of studies that claim any difference.
+
+The fifth table is of one arm of which one run in ten collapses: the shares of pages that say that the accuracy rose,
+that say so with no seed collapsed, and that say so of runs that gain as much and never collapse. The sentence is about
+a run that does not collapse: it is false where such a run gains nothing. Where all runs together gain nothing the third
+share is the sentence's power, and no rule can be false less often about all runs than the chance of a page without a
+collapse times that power, since such pages look alike.
 
 A line passes with shares of 92 to 99 % and claims in at most 7 %. Lines marked KNOWN are outside, and why is printed
 below the table. The exit code is 1 if any other line is outside.
@@ -52,6 +58,7 @@ from rpg.statistics import (
     spread_of,
     verdict,
 )
+from rpg.statistics.apart import seed_apart
 
 ARMS = 6
 SAMPLES = 8
@@ -63,6 +70,8 @@ GAIN = 0.5
 """Effect of training on every problem, logits."""
 COVERAGE = (0.92, 0.99)
 MOST_CLAIMS = 0.07
+COLLAPSES = 0.1
+"""Share of runs that collapse."""
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
 
 Truths = NDArray[np.float64]
@@ -83,7 +92,7 @@ class Setting:
     k: int = 1
     """The measure is pass@k; pass@1 is accuracy."""
     known: str = ""
-    """Why the line is outside, where that is known."""
+    """Known reason why the line is outside; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +234,70 @@ def study_line(study: Study, trials: int) -> tuple[float, float, float, float]:
 
 
 @dataclass(frozen=True, slots=True)
+class Gain:
+    """One line of the fifth table: one arm, of which one run in ten may collapse."""
+
+    seeds: int
+    luck: float
+    """Standard deviation of a seed's accuracy, as a share."""
+    collapse: float
+    """Accuracy that a run loses if it collapses, as a share."""
+    of_all: bool
+    """Whether the mean gain of all runs is 0; else that of a run that does not collapse is."""
+
+
+def gain_line(line: Gain, trials: int) -> tuple[float, float, float]:
+    """How often a page says that the accuracy rose.
+
+    Returns:
+        the shares of pages that say so, that say so with no seed collapsed, and that say so of runs that never
+        collapse, though they gain as much.
+    """
+    rng, world, problems = np.random.default_rng(0), World(0.5), 300
+    middle, luck, lost = world.middle(), world.in_logits(line.luck), world.in_logits(line.collapse)
+
+    def of_all(gain: float) -> float:
+        of_each = (expected(middle + gain - each, world.deviation) for each in (0.0, lost))
+        return float(np.dot((1 - COLLAPSES, COLLAPSES), list(of_each))) - expected(middle, world.deviation)
+
+    low, high = 0.0, lost
+    for _ in range(60 if line.of_all else 0):
+        low, high = ((low + high) / 2, high) if of_all((low + high) / 2) < 0 else (low, (low + high) / 2)
+    rose = np.zeros(3)
+    for _ in range(trials):
+        difficulty = middle + DIFFICULTY * rng.standard_normal(problems)
+        before = scores(difficulty, rng)
+        logits = difficulty + low + world.arm_effect * rng.standard_normal(problems)
+        logits = logits + luck * rng.standard_normal((line.seeds, 1))
+        collapsed = rng.random((line.seeds, 1)) < COLLAPSES
+        says = says_rose(before, scores(logits - lost * collapsed, rng))
+        rose += says, says and not collapsed.any(), says_rose(before, scores(logits, rng))
+    return float(rose[0] / trials), float(rose[1] / trials), float(rose[2] / trials)
+
+
+def says_rose(before: NDArray[np.float64], after: Table) -> bool:
+    """Whether a page says that the accuracy rose."""
+    return gain_interval(before, after).low > 0 and seed_apart(after - before) is None
+
+
+def print_gains(processes: ProcessPoolExecutor, trials: int) -> int:
+    """The fifth table; returns how many lines failed."""
+    failed = 0
+    rows = [Gain(*each) for each in itertools.product((3, 5, 10), (0.005, 0.02), (0.2, 0.4), (False, True))]
+    print("seeds luck collapse  no gain of            | rose   no seed collapsed  if none ever did")
+    for row, (rose, whole, never) in zip(rows, processes.map(gain_line, rows, [trials] * len(rows)), strict=True):
+        outcome = "POWER" if row.of_all else "PASS" if rose <= MOST_CLAIMS else "FAIL"
+        failed += outcome == "FAIL"
+        whose = "all runs" if row.of_all else "one that stays"
+        print(
+            f"{row.seeds:>5} {100 * row.luck:>4g} {100 * row.collapse:>8g}  {whose:<20}"
+            f" | {rose:.3f}  {whole:.3f}              {never:.3f}  {outcome}",
+            flush=True,
+        )
+    return failed
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """One line of the third table."""
 
@@ -259,7 +332,7 @@ class Page:
 
 
 def page_line(page: Page, trials: int) -> float:
-    """The share of pages with a false sentence, or of those that claim what is so."""
+    """Returns the share of pages with a false sentence, or of pages with a true claim."""
     rng, world = np.random.default_rng(0), World(0.5)
     middle, per_share = world.middle(), world.in_logits(1.0)
     truths = [expected(middle + effect * per_share, world.deviation) for effect in page.effects]
@@ -295,7 +368,7 @@ def page_line(page: Page, trials: int) -> float:
 
 
 def is_false(found: Verdict, truths: Sequence[float]) -> bool:
-    """Whether a page says what is not so."""
+    """Returns whether a page makes a false statement."""
     wrong = any(truths[int(better)] <= truths[int(worse)] for better, worse, _ in found.differences)
     top = max(truths)
     return wrong or (found.best is not None and (truths[int(found.best)] < top or truths.count(top) > 1))
@@ -408,7 +481,9 @@ def main() -> int:
     """Prints the tables; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000)
-    parser.add_argument("--tables", nargs="*", choices=("intervals", "metrics", "pages", "studies"), help="all of them")
+    parser.add_argument(
+        "--tables", nargs="*", choices=("intervals", "metrics", "pages", "studies", "gains"), help="all of them"
+    )
     asked = parser.parse_args()
     trials = asked.trials
     print(f"standard error of a share of 95 %: {(0.95 * 0.05 / trials) ** 0.5:.4f}\n")
@@ -418,6 +493,7 @@ def main() -> int:
             "metrics": lambda: print_metrics(trials),
             "pages": lambda: print_pages(processes, trials),
             "studies": lambda: print_studies(processes, trials),
+            "gains": lambda: print_gains(processes, trials),
         }
         failed = sum(tables[name]() for name in asked.tables or tables)
     return int(failed > 0)

@@ -5,7 +5,7 @@
 The model, prompts, rewards and long-tailed lengths of benchmarks/step_time.py: a step has 8 groups of 8 responses of
 about geometric lengths, mean 47, cut at 256; a response is right once in twelve times, so that about half of the groups
 have no signal. Each step is sampled and scored both ways from the same prompts, seeds and weights, now the one first
-and now the other, and the script fails where the two do not keep the same tokens. The weights stay the same. The first
+and now the other, and the script fails if the two do not keep the same tokens. The weights stay the same. The first
 three steps are not counted. Ratios are of the sums over the steps; CPU seconds are those of all threads, which do not
 count what other processes took of the cores. `surplus`: tokens sampled ahead for nothing, as a share of all that rounds
 sample.
@@ -77,7 +77,7 @@ def measure(engine: str, directory: Path, steps: int) -> dict[str, dict[str, lis
 
 
 def table(found: dict[str, dict[str, dict[str, list[float]]]]) -> Table:
-    """Seconds of sampling a step, how many times as fast as rounds that is, and what was sampled for nothing."""
+    """Seconds of sampling a step, how many times as fast as rounds that is, and the tokens sampled for nothing."""
     shown = Table(title="half of the groups without signal, tailed lengths", box=None, header_style="bold")
     for column in ("engine", "way", "s", "times", "CPU s", "times", "surplus"):
         shown.add_column(column, justify="left" if column in ("engine", "way") else "right")

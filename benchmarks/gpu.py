@@ -1,4 +1,4 @@
-"""The truth about a GPU in an hour: what is right, how fast the learner, the sampler and whole steps are.
+"""Measurements of a GPU in an hour: whether results are right, how fast the learner, the sampler and whole steps are.
 
     python benchmarks/gpu.py campaign [--device cpu] [--rows gpu-figures.jsonl] [--step-limit 540]
 
@@ -13,14 +13,16 @@ Parts, in the order in which the time is best spent:
     sampler      the transformers engine: tokens/s by slots and by the kernels of attention
     trainer      what a checkpoint costs; the output head by chunk and type of result; whole steps with the transformers
                  engine
-    vllm         engines of vLLM: asleep, transfer of weights, tokens/s, whole steps at 0.6 and 1.7 billion parameters
+    vllm         engines of vLLM: asleep, transfer of weights, tokens/s and difference of logprobs with caches of two
+                 types, whole steps at 0.6 and 1.7 billion parameters, and of a mixture of experts whose routing is
+                 replayed
 
 Each step is a process of its own, which is ended within the limit with all that it has started. It imports what it
 needs while another one measures; steps whose times do not count are made several at once. A row is written when it is
 there, also why a step failed, and a later call makes the steps that have no row: on another machine too, given the
 rows. Tables are printed at the end, and by `--show` from rows alone. It needs torch, transformers, DeepSpeed, Pydantic
-and PyArrow, and no network; what needs vLLM or Liger is left out where that is missing. With `--device cpu` the models
-are tiny: that shows only that everything runs.
+and PyArrow, and no network; steps with vLLM or Liger are left out if the package is missing. With `--device cpu` the
+models are tiny: that shows only that everything runs.
 """
 
 import sys
@@ -115,9 +117,25 @@ STEPS = (
     _doctor("vllm", "asleep", package="vllm", needs_gpu=True, alone=True),
     _doctor("vllm", "colocated", package="vllm", alone=True),
     _doctor("vllm", "dedicated", package="vllm", alone=True),
-    _step("vllm", "1.7B, 256 slots, vLLM", "sampled", package="vllm", size="1.7B", slots=256, engine="vllm"),
+    *(
+        _step(
+            "vllm",
+            f"1.7B, 256 slots, vLLM{', cache of eight bits' if kv_cache == 'fp8' else ''}",
+            "sampled",
+            **{"package": "vllm", "size": "1.7B", "slots": 256, "engine": "vllm", "kv_cache": kv_cache},
+            needs_gpu=kv_cache == "fp8",
+        )
+        for kv_cache in ("auto", "fp8")
+    ),
     _step("vllm", "whole steps, 0.6B, vLLM", "whole_steps", package="vllm", size="0.6B", engine="vllm"),
     _step("vllm", "whole steps, 1.7B, vLLM", "whole_steps", package="vllm", size="1.7B", engine="vllm"),
+    _step(
+        "vllm",
+        "whole steps, experts, replay_routing",
+        "whole_steps",
+        **{"package": "vllm", "size": "experts", "engine": "vllm", "replay_routing": True},
+        needs_gpu=True,
+    ),
 )
 """All of them, most truth first."""
 

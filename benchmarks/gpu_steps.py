@@ -4,7 +4,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -15,10 +15,13 @@ from specs.machine.cards import H100, card_named
 
 if TYPE_CHECKING:
     from pipelines.doctor.gpu_checks.check import Bench
+    from rpg.types import RolloutGroup
 
 Row = dict[str, Any]
 KINDS = {"attention_ms": ("attn", "attention"), "matrix_ms": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")}
-"""Parts of the names of torch's operations, by what a profile calls them."""
+"""Parts of the names of torch's operations, by their names in a profile."""
+_COMPARED = 16
+"""Responses whose logprobs are compared."""
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 """Calls of CUDA in which the host waits for the device, as a profile names them."""
 
@@ -27,7 +30,7 @@ def prepare(device: str, *, by_uuid: bool = False, **_: Any) -> None:
     """Imports what steps need, and names the GPU.
 
     Args:
-        by_uuid: whether it is named by its UUID, as it is where a run has leased it.
+        by_uuid: whether it is named by its UUID, as a run that leases it does.
     """
     if by_uuid and device == "cuda":
         from specs.machine.gpu_slots import slots_here
@@ -46,10 +49,13 @@ def on_bench(device: str, *, name: str, **arguments: Any) -> Row:
 
 
 def config_of(bench: "Bench", size: str) -> Row:
-    """Settings of the Qwen3 model of that size; on a CPU of a small one."""
+    """Settings of the Qwen3 model of that size, or of a small mixture of experts; on a CPU of a small model."""
     from pipelines.doctor.gpu_checks.models import SMALL
     from pipelines.planning.model_shape import CONFIGS
 
+    if size == "experts":
+        experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+        return {**SMALL, "model_type": "qwen3_moe", "head_dim": 64, **experts}
     return CONFIGS[f"Qwen/Qwen3-{size}"] if bench.device.type == "cuda" else SMALL
 
 
@@ -154,8 +160,8 @@ def update(
     head_kernel: bool = True,
     tokens: int = 16384,
 ) -> Row:
-    """Updates of a model of random weights; figures of time by kind are of one pass, in milliseconds.
-    The roofline of its passes is that of this card, on a CPU of an H100.
+    """Updates of a model of random weights; figures of time by kind are those of one pass, in milliseconds. The
+    roofline of its passes is that of this card, on a CPU of an H100.
 
     Args:
         tokens: of a pass, at most.
@@ -233,9 +239,9 @@ def state_away(bench: "Bench", size: str) -> Row:
 
 @contextmanager
 def profiled(device_type: str, times: Row) -> Iterator[None]:
-    """Fills in where the block's time went, in milliseconds: matrix products, attention, the output head whole, all
-    other operations, and the time in which the device had nothing to do. The head's products count twice. And how
-    often the host waited for the device; the profiler itself waits once at the end."""
+    """Fills in the parts of the block's time, in milliseconds: matrix products, attention, the output head whole, all
+    other operations, and the time in which the device had nothing to do. The head's products count twice. And how often
+    the host waited for the device; the profiler itself waits once at the end."""
     from torch.profiler import ProfilerActivity, profile
 
     on_gpu = device_type == "cuda"
@@ -358,7 +364,7 @@ def pauses(bench: "Bench") -> Row:
     learner = Learner(bench.directory, settings, temperature=1.0, device=bench.device, lends_weights=False)
     step = random_step(config["vocab_size"], shape)
     passes = cut(step, plan_step(step, settings, packed=learner.packs), bench.device)[0].passes
-    for _ in range(3):  # after two of them DeepSpeed's timers, where they are on, begin to wait for the device
+    for _ in range(3):  # after two of them DeepSpeed's timers, if they are on, begin to wait for the device
         add_gradient(learner, passes, step)
         learner.update(learning_rate=1e-6)
     with (
@@ -388,12 +394,22 @@ def pauses(bench: "Bench") -> Row:
     }
 
 
-def sampled(bench: "Bench", size: str, slots: int, engine: str, cudnn: bool = True, multiple: int = 64) -> Row:
-    """Response tokens a second of a model of random weights, every slot in use from the first token to the last.
+def sampled(
+    bench: "Bench",
+    size: str,
+    slots: int,
+    engine: str,
+    cudnn: bool = True,
+    multiple: int = 64,
+    kv_cache: str = "auto",
+) -> Row:
+    """Response tokens a second of a model of random weights, every slot in use from the first token to the last. With
+    vLLM also how far its logprobs are from those of transformers, nats.
 
     Args:
         cudnn: whether torch's attention may take cuDNN's kernels.
         multiple: keys that attention sees come in multiples of it, see `rpg.samplers.transformers.decoding`.
+        kv_cache: type of vLLM's cache.
     """
     import torch
 
@@ -414,7 +430,8 @@ def sampled(bench: "Bench", size: str, slots: int, engine: str, cudnn: bool = Tr
     write_model(bench.directory, config, bench.device, getattr(torch, precision))
     choice = {"engine": engine, "max_concurrent": concurrent}
     if engine == "vllm":
-        rollout = VllmRollout.model_validate({**choice, "memory_fraction": 0.85, "cpu_cache_gib": 0.25})
+        keys = {"memory_fraction": 0.85, "cpu_cache_gib": 0.25, "kv_cache": kv_cache}
+        rollout = VllmRollout.model_validate({**choice, **keys})
     else:
         rollout = TransformersRollout.model_validate(choice)
     settings = SamplerSettings(bench.directory, bench.device, prompt + response, seed=0, precision=precision)
@@ -430,12 +447,29 @@ def sampled(bench: "Bench", size: str, slots: int, engine: str, cudnn: bool = Tr
         count = sum(len(rollout.response_ids) for group in groups for rollout in group.rollouts)
         times = {"tokens_per_second": count / seconds, "step_ms": seconds / tokens * 1e3, "open_seconds": opened}
     sampler.close()
-    return times
+    return times | (_difference(bench, groups) if engine == "vllm" else {})
 
 
-def whole_steps(bench: "Bench", size: str, engine: str) -> Row:
+def _difference(bench: "Bench", groups: "Sequence[RolloutGroup]") -> Row:
+    """The mean difference between the sampler's logprobs and those of transformers on the same weights, nats."""
+    import torch
+
+    from rpg.pretrained import model_of
+    from rpg.samplers.transformers.sampler import model_logprobs
+
+    model = model_of(bench.directory, dtype=bench.precision).to(bench.device)
+    differences = []
+    for group in groups[:_COMPARED]:
+        rollout = group.rollouts[0]
+        ids = (*group.prompt_ids, *rollout.response_ids)
+        theirs = torch.tensor(model_logprobs(model, ids, prompt_length=len(group.prompt_ids)))
+        differences.append((torch.tensor(rollout.rollout_logprobs) - theirs).abs().mean().item())
+    return {"logprob_difference": sum(differences) / len(differences)}
+
+
+def whole_steps(bench: "Bench", size: str, engine: str, replay_routing: bool = False) -> Row:
     """Whole steps of `rpg.train`: rollouts of 64 responses, their scores, one update. The engine and the learner take
-    turns on the device, where the engine is vLLM."""
+    turns on the device if the engine is vLLM."""
     from pipelines.doctor.gpu_checks.training import recorded, train, write_inputs, write_run
 
     on_gpu = bench.device.type == "cuda"
@@ -443,7 +477,7 @@ def whole_steps(bench: "Bench", size: str, engine: str) -> Row:
     turns = engine == "vllm" and on_gpu
     rollout: Row = {"engine": engine, "max_response_length": (768 if turns else 256) if on_gpu else 8}
     if engine == "vllm":
-        rollout |= {"memory_fraction": 0.85, "sleep": turns, "cpu_cache_gib": 0.25}
+        rollout |= {"memory_fraction": 0.85, "sleep": turns, "cpu_cache_gib": 0.25, "replay_routing": replay_routing}
     training = {"zero_stage": 2, "minibatches": 1, "offload": {"while_sampling": turns}}
     training |= {"gradient_checkpointing": "selective", "prompts_per_step": 8, "microbatch_tokens": 8192}
     run = write_run(bench, "run", rollout=rollout, training=training)

@@ -64,7 +64,7 @@ PPO_CLIPPED = "{a} > 0 and w > 1 + high or {a} < 0 and w < 1 - low"
 
 
 def as_formula(objective: Objective) -> FormulaObjective:
-    """Returns the objective as a formula. A penalty in the reward stays in the advantage, where it enters."""
+    """Returns the objective as a formula. A penalty in the reward remains part of the advantage."""
     made = _regularized(objective) if isinstance(objective, RegularizedObjective) else _published(objective)
     clip = getattr(objective, "clip", NoClip())
     numbers = {name: getattr(clip, name) for name in ("low", "high", "dual") if getattr(clip, name, 0)}

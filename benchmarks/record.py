@@ -6,8 +6,7 @@ The first run of a home is written by the trainer's own writer, a segment a tabl
 are copies of its compacted files under other names, with other numbers for the tokens. `--tokens` is their number in
 the whole home, so that responses are short where runs are many. Commands are timed as a user calls them, in a process
 of their own, queries in a store that is open; each is the median of three, in brackets the CPU seconds, which say more
-where other work shares the machine.
-What is compared is measured in turns. 100 M tokens take 6 GB of disk.
+where other work shares the machine. Compared variants are measured in turns. 100 M tokens take 6 GB of disk.
 """
 
 import argparse
@@ -56,7 +55,7 @@ QUESTIONS = {
     "length against reward": "select reward, avg(num_tokens), corr(reward, num_tokens) over () from {rollouts}"
     " group by reward, num_tokens limit 5",
 }
-"""What a researcher asks of all that was sampled. The same text is asked of the store and of the large file."""
+"""Typical queries of a researcher over all samples. The same text is asked of the store and of the large file."""
 
 
 def main() -> None:
@@ -218,6 +217,7 @@ def write_step(writer: SegmentWriter, draws: np.random.Generator, step: int, len
             "clipped": draws.random(count) < 0.02,
             "entropy": draws.exponential(0.5, count).astype(np.float32),
             "sampled": True,
+            "policy_version": step - 1,
         },
     )
     writer.flush()

@@ -5,8 +5,8 @@
 benchmarks/search.py --recorded looks trials up in what this writes, recorded_training.parquet: one row a step, with the
 cell's values, the seed, the step's mean reward, the response tokens so far, and every sixth step the accuracy on the
 256 held-out problems. The product's trainer trains recorded_training.yaml, paused at its 24th step; the base model is
-made once. Runs that are in the file are not made again, so that it goes on where it was stopped: seed by seed, the
-cells of a seed in an order that is shuffled once. Each run is a fork of one process that has imported the trainer.
+made once. Runs in the file are not repeated, so that a stopped recording continues: seed by seed, the cells of a seed
+in an order that is shuffled once. Each run is a fork of one process that has imported the trainer.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def make_base(scratch: Path) -> None:
 
 
 def train(scratch: Path, cell: tuple[float, float, float], seed: int) -> list[dict[str, Any]]:
-    """One run's rows; of one that diverges its beginning alone."""
+    """One run's rows; for a diverging run only its beginning."""
     run, spec = scratch / "run", spec_of(cell, seed)
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir()
@@ -112,12 +112,12 @@ def train(scratch: Path, cell: tuple[float, float, float], seed: int) -> list[di
 
 
 def main() -> None:
-    """Trains what the record lacks."""
+    """Trains the missing runs of the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/recorded-training"), help="base model and runs")
     parser.add_argument("--record", type=Path, default=RECORD, help="the file that is written")
     parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--cells", type=int, default=len(CELLS), help="the first so many of the shuffled cells")
+    parser.add_argument("--cells", type=int, default=len(CELLS), help="number of the shuffled cells")
     parser.add_argument("--only", type=float, nargs=3, action="append", metavar=("LOW", "HIGH", "KL"))
     arguments = parser.parse_args()
     arguments.scratch.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Short programs a second in the sandbox, and what one costs.
+"""Short programs per second in the sandbox, and the cost of one.
 
     python benchmarks/sandbox.py [--programs 600] [--at-once 2]
 

@@ -253,7 +253,7 @@ class RecordedWorld(World):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a method recommends."""
+    """A method's recommendation."""
 
     gain: float
     cost: float
@@ -277,7 +277,7 @@ def study_of(surface: Surface, budget: int, **options: Any) -> Study:
 
 
 def search(study: Study, surface: Surface, world: World, budget: float, workers: int) -> tuple[list[Trial], float]:
-    """A study's search until its budget of whole runs is spent, by so many workers at once."""
+    """Runs a study's search until its budget of whole runs is spent, with several workers at once."""
     trials: list[Trial] = []
     spent = 0.0
     busy: list[tuple[float, int, int, int]] = []
@@ -320,7 +320,7 @@ def _told(trial: Trial, until: int, value: float) -> Trial:
 
 
 def ours(surface: Surface, world: World, budget: int, workers: int, seed: int, **options: Any) -> Ending:
-    """A study as the product does it. What `confirm` may cost at most is set aside before the search begins."""
+    """A study as the product does it. The largest cost of `confirm` is reserved before the search begins."""
     options = {"sampler": {"type": "noisy_gp", "seed": seed}, **options}
     if "seed" not in options["sampler"]:
         options["sampler"] = {**options["sampler"], "seed": seed}
@@ -375,7 +375,7 @@ def confirm_in_rounds(fresh: Mapping[str, Array]) -> tuple[dict[str, Array], Ver
 
 
 def print_confirmations(repetitions: int) -> None:
-    """Prints what a confirmation by itself claims and costs, where a candidate's gain is known."""
+    """Prints the claims and costs of a confirmation alone, for candidates of known gain."""
     print(f"confirmation alone, luck 2 points, {repetitions} studies a line: claims, false claims, runs of how many")
     for most in (2, 3, 4, 5, 8, 10, 16):
         for gains in ((0.0,), (0.0, 0.0), (0.0,) * 4, (2.0,), (4.0,), (6.0,), (4.0, 0.0), (-3.0,)):
@@ -525,8 +525,8 @@ def main() -> None:
     parser.add_argument("--surfaces", nargs="+", default=list(SURFACES), choices=list(SURFACES))
     parser.add_argument("--methods", nargs="+", default=_OWN, choices=list(METHODS))
     parser.add_argument("--recorded", action="store_true", help="look real runs up instead of simulating them")
-    parser.add_argument("--confirmations", type=int, default=0, help="simulate the confirmation alone, so many times")
-    parser.add_argument("--proposals", type=int, nargs="+", default=[], help="time proposals after so many trials")
+    parser.add_argument("--confirmations", type=int, default=0, help="number of simulations of the confirmation alone")
+    parser.add_argument("--proposals", type=int, nargs="+", default=[], help="time proposals after N trials")
     arguments = parser.parse_args()
     if arguments.proposals:
         print_proposals(arguments.proposals)
@@ -550,7 +550,7 @@ RECORD = Path(__file__).with_name("recorded_training.parquet")
 
 
 def print_recorded(methods: Sequence[str], budgets: Sequence[int], repetitions: Sequence[int]) -> None:
-    """Prints what each method gains where the runs are real ones, and what there is to gain."""
+    """Prints the gain of each method on recorded runs, and the possible gain."""
     runs = RecordedRuns(RECORD)
     surface = runs.surface()
     final = [[curve[STEPS] for curve in curves] for curves in runs.curves]
@@ -610,7 +610,7 @@ def _table_of(
         claims = ""
         if any(e.claim for e in (*every, *nothing)):
             claims = f"; right {_share(every, 'right')}, false {_share(every, 'false')}"
-            claims += f", false where nothing has an effect {_share(nothing, 'false')}"
+            claims += f", false if nothing has an effect {_share(nothing, 'false')}"
         cost = np.mean([e.cost for e in (*every, *nothing)])
         print(
             f"  {method:22}{mean:6.2f} ({error:.2f})  cost {cost:5.1f}{claims}  [{clock() - started:.0f} s]", flush=True

@@ -1,4 +1,4 @@
-"""Cost of the server profile for runs: how long a team waits for it, and what it takes with the number of runs.
+"""Cost of the server profile for runs: how long a team waits for it, and its resources by the number of runs.
 
     python benchmarks/server.py [--runs 50] [--workers 2] [--slope 10 50 200]
 
@@ -77,7 +77,7 @@ class Figures:
 
 
 def rpg(home: Home, *arguments: str) -> tuple[float, str]:
-    """Runs a command to its end. Returns its seconds and what it printed."""
+    """Runs a command to its end. Returns its seconds and its output."""
     started = time.perf_counter()
     command = [sys.executable, "-c", "from pipelines.cli import main; main()", *arguments]
     environment = os.environ | {"RPG_HOME": str(home.root), "OMP_NUM_THREADS": "1"}
@@ -208,7 +208,7 @@ def report(figures: Figures) -> None:
 @contextmanager
 def server_profile(workers: int) -> Iterator[Home]:
     """A home of its own whose server profile is up within the block."""
-    # PostgreSQL's own user may not enter what is made for root alone.
+    # PostgreSQL's own user cannot enter directories of root.
     with tempfile.TemporaryDirectory(prefix="rpg-benchmark-") as directory:
         Path(directory).chmod(0o755)
         home = Home(Path(directory) / "home")

@@ -1,14 +1,17 @@
 """The model that the benchmarks of sampling and of a whole step share."""
 
+import os
+
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-VOCABULARY = 512
+VOCABULARY = int(os.environ.get("BENCHMARK_VOCABULARY", "512"))
 PAD = VOCABULARY - 1
 
 
 def small_qwen3(*, ends: list[int] | None) -> Qwen3ForCausalLM:
-    """Qwen3 architecture, 4.85 M parameters, the same random weights each time; any of `ends` ends a response."""
+    """Qwen3 architecture, 4.85 M parameters with 512 tokens, the same random weights each time; any of `ends` ends a
+    response."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,

@@ -79,7 +79,7 @@ KINDS = {
 
 @dataclass
 class Measured:
-    """What one command took."""
+    """The cost of one command."""
 
     cpu_seconds: float
     wall_seconds: float
@@ -87,7 +87,7 @@ class Measured:
 
 
 def kind_of(process: psutil.Process, command: int) -> str:
-    """What a process of the command is for."""
+    """Returns the purpose of a process of the command."""
     if process.pid == command:
         return "command"
     words = " ".join(process.cmdline())
@@ -98,7 +98,7 @@ def kind_of(process: psutil.Process, command: int) -> str:
 def measure(arguments: list[str], home: Path) -> Measured:
     """Runs `rpg ARGUMENTS` with a home, to its end and that of all that it started."""
     before, started = _waited_for(), time.monotonic()
-    kept = {"XDG_CACHE_HOME": str(home.with_name("cache"))}  # what a look has found, and a count
+    kept = {"XDG_CACHE_HOME": str(home.with_name("cache"))}  # result of a look, and a count
     environment = {**os.environ, **kept, "RPG_HOME": str(home), "OMP_NUM_THREADS": "1"}
     rpg = [sys.executable, "-c", "from pipelines.cli import main; main()"]
     with tempfile.TemporaryFile() as output:
@@ -188,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=[], help="names of measurements, or their beginnings")
     parser.add_argument("--trials", type=int, default=30)
-    parser.add_argument("--keep", type=Path, help="directory with the known home, made where there is none")
+    parser.add_argument("--keep", type=Path, help="directory with the known home; created if missing")
     arguments = parser.parse_args()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,6 +1,8 @@
 """Seconds of one training step: this trainer with either sampler, TRL, and the floor, alternating in one run.
 
     python benchmarks/step_time.py [--lengths tailed equal] [--rounds 5] [--steps 4] [--busy 1] [--json FILE]
+    python benchmarks/step_time.py --ways transformers-ahead transformers-partial --lengths tailed --steps 12
+    python benchmarks/step_time.py --vocabulary 151936 --sums sampled top_k full --lengths tailed --ways transformers
 
 The same work for all: Qwen3 architecture with 4.85 M parameters and random weights, float32, 2 threads, the same 8
 prompts of 10 to 30 tokens x 8 responses, temperature 1, one update of AdamW a step, no second model. tailed: 11 of the
@@ -8,13 +10,15 @@ prompts of 10 to 30 tokens x 8 responses, temperature 1, one update of AdamW a s
 
 A round starts every way once, in a process of its own and with the round's seed; the first three steps of a process are
 not counted; the table has the median over the rounds of each process's median. Lengths are drawn, so few steps differ
-in them: "the same per token" is the ratio of milliseconds per response token. `floor`: the same sampler called
-directly with the trainer's seeds, then one plain forward and backward over what it sampled, sequences of like length
-together, without padding beyond that; no trainer. Threads wait as each way has them wait when it is started by hand:
-the trainer's spin shortly and sleep, so that other runs get the cores, which costs it 5 to 10 % on an idle machine.
-Here every group is trained on: the divergence gives it a gradient. A second table takes the divergence away, so that
-groups whose rewards do not vary, about half, have no gradient: with them computed, and with `skip_zero_advantage`.
-`--busy 1`: one other process computes all the while, as on a machine that is shared; the second table is left out.
+in them: "the same per token" is the ratio of milliseconds per response token. `floor`: the same sampler called directly
+with the trainer's seeds, then one plain forward and backward over its samples, sequences of like length together,
+without padding beyond that; no trainer. Threads wait as each way has them wait when it is started by hand: the
+trainer's spin shortly and sleep, so that other runs get the cores, which costs it 5 to 10 % on an idle machine. Here
+every group is trained on: the divergence gives it a gradient. A second table takes the divergence away, so that groups
+whose rewards do not vary, about half, have no gradient: with them computed, and with `skip_zero_advantage`. `--sums`:
+only steps with the divergence from the initial policy, a second model, summed over these tokens (`objective.kl`).
+`--vocabulary`: tokens of the model; as large a share of them ends a response. `--busy 1`: one other process computes
+all the while, as on a machine that is shared; the second table is left out.
 """
 
 import argparse
@@ -33,18 +37,23 @@ from rich.table import Table
 
 WORKER = Path(__file__).with_name("step_time_worker.py")
 WAYS = ("trl", "transformers", "vllm", "floor-transformers", "floor-vllm")
+AHEAD = tuple(f"{engine}-{how}" for engine in ("transformers", "vllm") for how in ("ahead", "partial"))
+"""Ways that sample ahead of training: with max_staleness 1, and with `partial` as well."""
 SKIPPED_STEPS = 3
 RESPONSES = 64
 """Responses of a step."""
 
 
-def measure(way: str, lengths: str, *, seed: int, steps: int, home: Path, signal: str) -> dict[str, float]:
+def measure(
+    way: str, lengths: str, *, seed: int, steps: int, home: Path, signal: str, vocabulary: int
+) -> dict[str, float]:
     """One process: median seconds of a step, peak resident memory in GiB, mean response length."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "2",
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_LOGGING_LEVEL": "ERROR",
+        "BENCHMARK_VOCABULARY": str(vocabulary),
     }
     with tempfile.TemporaryDirectory(dir=home) as scratch:
         command = [sys.executable, str(WORKER), way, lengths, signal, str(seed), str(steps + SKIPPED_STEPS), scratch]
@@ -81,7 +90,13 @@ def rounds_of(ways: tuple[str, ...], lengths: str, arguments: argparse.Namespace
         for way in ways:
             engine, _, signal = way.partition("+")
             figures = measure(
-                engine, lengths, seed=number, steps=arguments.steps, home=arguments.home, signal=signal or "all"
+                engine,
+                lengths,
+                seed=number,
+                steps=arguments.steps,
+                home=arguments.home,
+                signal=signal or "all",
+                vocabulary=arguments.vocabulary,
             )
             found[way].append(figures)
             print(f"{lengths} round {number + 1} {way}: {figures['seconds']:.2f} s", file=sys.stderr, flush=True)
@@ -120,14 +135,25 @@ def table(title: str, found: dict[str, list[dict[str, float]]]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", nargs="+", default=["tailed", "equal"], choices=["tailed", "equal"])
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=[*WAYS, *AHEAD])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="counted steps of each process")
     parser.add_argument("--busy", type=int, default=0, help="other processes that compute meanwhile")
+    parser.add_argument("--vocabulary", type=int, default=512, help="tokens of the model")
+    parser.add_argument("--sums", nargs="+", default=[], choices=["sampled", "top_k", "full"], help="objective.kl")
     parser.add_argument("--json", type=Path, help="write every measurement there")
     parser.add_argument("--home", type=Path, default=Path(tempfile.gettempdir()))
     arguments = parser.parse_args()
     console, everything = Console(highlight=False, width=120), {}
+    if arguments.sums:
+        ways = tuple(
+            f"{way}+{kl}" for way in arguments.ways if way in ("transformers", "vllm") for kl in arguments.sums
+        )
+        for lengths in arguments.lengths:
+            with computing_beside(arguments.busy):
+                everything[lengths] = found = rounds_of(ways, lengths, arguments)
+            console.print(table(f"{lengths} lengths, vocabulary {arguments.vocabulary}", found))
+        arguments.lengths = arguments.ways = []
     for lengths in arguments.lengths:
         with computing_beside(arguments.busy):
             everything[lengths] = found = rounds_of(tuple(arguments.ways), lengths, arguments)

@@ -18,8 +18,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 GROUP_SIZE, PROMPTS = 8, 8
-ENDS = {"tailed": list(range(11)), "equal": [0]}
+ENDS = {"tailed": list(range(VOCABULARY * 11 // 512)), "equal": [0]}
 LIMITS = {"tailed": 256, "equal": 62}
+SUMS = ("sampled", "top_k", "full")
 CACHE_GIB = {"tailed": 0.25, "equal": 0.0625}
 """vLLM's, for 64 responses at once."""
 LEARNING_RATE = 1e-6
@@ -29,7 +30,7 @@ MICROBATCH_ROWS = 16
 
 def text(token: int) -> str:
     """Text of a token. DAPO's scorer reads the last answer: that of one token in twelve is right."""
-    if token in ENDS["tailed"]:
+    if token < len(ENDS["tailed"]):
         return f"<end{token}>|"
     return "<pad>|" if token == PAD else f"Answer: {int(token % 12 == 0)}\n{token}|"
 
@@ -54,7 +55,10 @@ def make_base(directory: Path, lengths: str) -> None:
 
 def make_prompts() -> list[str]:
     rng = random.Random(0)
-    return ["".join(text(rng.randrange(20, PAD)) for _ in range(rng.randrange(10, 31))) for _ in range(PROMPTS)]
+    return [
+        "".join(text(rng.randrange(len(ENDS["tailed"]) + 9, PAD)) for _ in range(rng.randrange(10, 31)))
+        for _ in range(PROMPTS)
+    ]
 
 
 def peak_gib() -> float:
@@ -143,9 +147,17 @@ def ours(directory: Path, lengths: str, signal: str, seed: int, steps: int, engi
     }
 
 
-def make_run(directory: Path, lengths: str, signal: str, seed: int, steps: int, engine: str) -> Path:
+def objective_of(signal: str) -> dict[str, Any]:
+    """The objective: with a divergence, with one that is summed over tokens, or without."""
+    if signal in ("all", *SUMS):
+        return {"type": "rpg", "kl_coef": 1e-4, **({"kl": signal} if signal in SUMS else {})}
+    return {"type": "rpg", "divergence": "none"}
+
+
+def make_run(directory: Path, lengths: str, signal: str, seed: int, steps: int, way: str) -> Path:
     from specs.schema.experiment import Experiment
 
+    engine, _, ahead = way.partition("-")
     data, run = directory / "data", directory / "run"
     data.mkdir()
     run.mkdir()
@@ -165,9 +177,11 @@ def make_run(directory: Path, lengths: str, signal: str, seed: int, steps: int, 
             "max_response_length": LIMITS[lengths],
             **({"cpu_cache_gib": CACHE_GIB[lengths]} if engine == "vllm" else {}),
             **({"dynamic_sampling": {"max_batches": 20, "refill": signal}} if signal in ("rounds", "stream") else {}),
+            **({"max_staleness": 1, "partial": ahead == "partial"} if ahead else {}),
         },
         # With a divergence every group has a gradient; the behaviour policy is at hand, so it costs no pass.
-        "objective": {"type": "rpg", "kl_coef": 1e-4} if signal == "all" else {"type": "rpg", "divergence": "none"},
+        "objective": objective_of(signal),
+        **({"reference": {"source": "initial"}} if signal in SUMS else {}),
         "training": {
             "steps": steps,
             "prompts_per_step": PROMPTS,
@@ -186,7 +200,7 @@ def make_run(directory: Path, lengths: str, signal: str, seed: int, steps: int, 
 
 
 def floor(directory: Path, lengths: str, signal: str, seed: int, steps: int, engine: str) -> dict[str, Any]:
-    """The sampler alone, as the trainer would call it, then one plain forward and backward over what it sampled."""
+    """The sampler alone, as the trainer would call it, then one plain forward and backward over its samples."""
     from transformers import AutoTokenizer
 
     from rpg.data.order import PromptOrder, seed_of

@@ -3,12 +3,11 @@
     python benchmarks/tools.py [--prompts 384] [--at-once 64] [--median 0.05] [--slow 2.0] [--slow-share 0.03]
 
 A random model writes turns that end in a call, and each call is answered after a time drawn from a lognormal
-distribution with this median, a share of them after --slow seconds. What was said is on the disk before the policy goes
-on, as in a run. Three ways, with the same tokens:
+distribution with this median, a share of them after --slow seconds. Answers are on the disk before the policy
+continues, as in a run. Three ways, with the same tokens:
 
-- no wait: the tool answers at once;
-- turns: each response goes on when its own tool has answered, as the rollouter of tools has it;
-- lockstep: the next turns begin when all tools have answered.
+- no wait: the tool answers at once; - turns: each response continues when its own tool has answered, as the rollouter
+of tools has it; - lockstep: the next turns begin when all tools have answered.
 """
 
 import argparse

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipelines.report.statistics import Verdict
     from pipelines.studies.answers.results import StudyRecord
 
-_GOES_ON = "what ran is saved; the same call goes on from here"
+_GOES_ON = "the finished work is saved; the same call continues from here"
 
 
 class RunError(RpgError):
@@ -192,7 +192,7 @@ class Job(_Told):
 
 @dataclass(frozen=True, repr=False)
 class JobPlan(_Told):
-    """What would run, what is done, and why. `print` shows it as `rpg plan` does."""
+    """The work of a call: which stages would run, which are finished, and why. `print` shows it as `rpg plan` does."""
 
     document: Document | StudyDocument
     plan: "Plan"
@@ -301,7 +301,7 @@ class Outcome(_Told):
         """The metrics of training as rows: run_id, seed, the matrix fields' values, step, name, value, recorded_at.
 
         Args:
-            names: of the metrics; none: all.
+            names: names of the metrics; empty means all.
         Raises:
             RpgError: a name is that of no metric that was recorded.
         """
@@ -331,7 +331,7 @@ class Outcome(_Told):
         """The metrics of training, a row for each step of each run and a column for each metric.
 
         Args:
-            names: of the metrics; none: all.
+            names: names of the metrics; empty means all.
         Raises:
             RpgError: a name is that of no metric that was recorded.
         """

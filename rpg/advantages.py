@@ -27,14 +27,16 @@ def advantages(rewards: Tensor, group_ids: Tensor, *, baseline: Baseline, scale:
         group_ids: [responses], integer; responses to one prompt share it. Need not be contiguous.
         baseline: group_mean; leave_one_out (mean of the group's others); batch_mean; none.
         scale: none; group_std or batch_std: divide by the standard deviation (ddof 1) of the rewards plus 1e-4. A
-            single response has no spread and is not scaled.
+            single response has no spread and is not scaled. group_mean: divide by the mean of the group's rewards, or
+            return 0 if that mean is not positive.
     Returns:
         [responses], of the dtype of `rewards`, at least float32; constant. Exactly 0 if the baseline is the group's
         and all rewards of the group are equal, or if the difference from the baseline is below ROUNDING times the
         largest reward that enters the baseline.
     Raises:
         ValueError: the shapes differ, or leave_one_out is used on a group of one.
-    Source: group mean and std, Shao 2024, arXiv:2402.03300; leave-one-out, Ahmadian 2024, arXiv:2402.14740.
+    Source: group mean and std, Shao 2024, arXiv:2402.03300; leave-one-out, Ahmadian 2024, arXiv:2402.14740; division by
+    the group's mean, MaxRL, arXiv:2602.02710.
     """
     if rewards.dim() != 1 or rewards.shape != group_ids.shape:
         raise ValueError(
@@ -214,6 +216,9 @@ def _scale(rewards: Tensor, group: Tensor, scale: Scale) -> Tensor:
     match scale:
         case "none":
             return torch.ones_like(rewards)
+        case "group_mean":
+            mean = _rounded(_baseline(rewards, group, "group_mean"), _group_max(rewards.abs(), group))
+            return torch.where(mean > 0, mean, torch.inf)
         case "group_std":
             members = group
         case "batch_std":

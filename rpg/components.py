@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from rpg.base.teacher import teacher_directory
+from rpg.control.loops import ClosedLoops
+from rpg.data.chat_template import choose_template
 from rpg.data.loading import encode_prompts, load_problems
 from rpg.data.order import PromptOrder, order_of, seed_of
 from rpg.evaluation.answers import answers
@@ -30,6 +32,7 @@ from rpg.samplers.sentinel import Sentinel, open_sentinel, probe_of
 from rpg.types import Problem
 from specs.errors import Issue, SpecError
 from specs.schema.experiment import Experiment
+from specs.schema.schedule import value_at
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,6 +59,8 @@ class TrainerComponents:
     reference: ReferencePolicy | None
     """The reference policy; None if it is the behaviour policy."""
     schedule: ReferenceSchedule
+    loops: ClosedLoops
+    """Values of the spec that follow a target."""
     guards: Guards
     """Guards that watch the metrics of every step."""
     sentinel: Sentinel | None
@@ -65,6 +70,12 @@ class TrainerComponents:
     def packs(self) -> bool:
         """Whether a pass may hold several sequences in a row: true only if every model that computes it allows that."""
         return self.learner.packs and (self.reference is None or self.reference.packs)
+
+    def set_temperature(self, temperature: float) -> None:
+        """Sets the divisor of the logits in the logprobs of policy and reference."""
+        self.learner.passes.set_temperature(temperature)
+        if self.reference:
+            self.reference.set_temperature(temperature)
 
     def give_sampler_weights(self, policy_version: int) -> None:
         """Loads the learner's weights into the sampler, and checks that it holds them. All ranks call it."""
@@ -107,6 +118,7 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
     inputs = run.inputs()
     base, data = run.path / inputs["base"], run.path / inputs["data"]
     tokenizer = tokenizer_of(base)
+    choose_template(tokenizer, spec.data.prompt)
     problems = load_problems(data, "train", tokenizer, spec.data, spec.rollout.rollouter.shown_tools)
     prompts = encode_prompts(tokenizer, [problem.prompt for problem in problems], spec.data)
     max_length = max(map(len, prompts), default=0) + spec.rollout.max_response_length
@@ -115,10 +127,11 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
     evaluation = evaluation_inputs(spec, data, base, tokenizer) if spec.data.evaluation else None
     if evaluation and (spec.evaluation.every_steps or (inputs.get("until") and "evaluation" in inputs)):
         max_length = max(max_length, evaluation.max_length)
+    temperature = value_at(spec.rollout.temperature, 1)
     learner = Learner(
         base,
         spec.training,
-        temperature=spec.rollout.temperature,
+        temperature=temperature,
         device=device,
         lends_weights=spec.reference.source in ("initial", "snapshot"),
     )
@@ -130,7 +143,7 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
         model = spec.reference.teacher
         assert model is not None, "the rules let no reference of source model be without a path"
         directory = teacher_directory(model, tokenizer, config_of(base))
-        return open_teacher(directory, spec.training, temperature=spec.rollout.temperature, device=device)
+        return open_teacher(directory, spec.training, temperature=temperature, device=device)
 
     settings = SamplerSettings(
         weights_dir=base,
@@ -142,7 +155,7 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
         precision=spec.training.precision,
     )
     with ExitStack() as closing:
-        sampler = open_sampler(spec.rollout, settings)
+        sampler = open_sampler(spec.sampling, settings)
         closing.callback(sampler.close)
         yield TrainerComponents(
             run=run,
@@ -158,7 +171,8 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
             scorer=closing.enter_context(open_scorers(spec, Place.of_run(run.path, device.type))),
             learner=learner,
             reference=reference_policy(spec.reference, learner.model, teacher),
-            schedule=ReferenceSchedule.of(spec.reference),
+            schedule=ReferenceSchedule.of(spec.reference, spec.evaluation.confidence),
+            loops=ClosedLoops(spec),
             guards=Guards(spec.training.guards, run.guards),
             sentinel=open_sentinel(
                 spec.rollout,

@@ -130,7 +130,7 @@ class Guards:
     def _fire(self, index: int, step: int, violation: str) -> FiredGuard:
         guard = self._guards[index]
         since = step - max(self._streaks[index] - 1, 0)
-        steps = f" in {guard.for_steps} steps one after another" if guard.for_steps > 1 else ""
+        steps = f" in {guard.for_steps} consecutive steps" if guard.for_steps > 1 else ""
         return FiredGuard(guard, index, step, since, f"step {step}: {violation}{steps}")
 
 
@@ -144,7 +144,7 @@ def _violation(guard: Guard, metrics: Mapping[str, float]) -> str:
         )
     value = metrics[guard.metric]
     if math.isnan(value):
-        return f"{guard.metric} is no number"
+        return f"{guard.metric} is not a number"
     if guard.above is not None and value > guard.above:
         return f"{guard.metric} {value:.4g} is above {guard.above:g}"
     if guard.below is not None and value < guard.below:

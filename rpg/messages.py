@@ -176,7 +176,7 @@ def _tensor(content: Any, parts: Sequence[memoryview]) -> Any:
     name, shape, place = content
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name} is no type of tensor")
+        raise ValueError(f"{name} is not a type of tensor")
     if not parts[place]:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray(parts[place]), dtype=torch.uint8).view(dtype).reshape(shape)

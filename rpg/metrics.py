@@ -21,7 +21,7 @@ from rpg.rewards import Score
 from rpg.routing import Routing, balancing_loss
 from rpg.types import Problem
 from specs.schema.experiment import Experiment
-from specs.schema.schedule import schedules_in
+from specs.schema.schedule import Place, schedules_in
 
 TOKEN_MEANS = {
     "kl/reverse": "kl_reverse",
@@ -37,14 +37,19 @@ TOKEN_MEANS = {
     "clip_fraction/rollout": "corrected",
 }
 """Metric -> the per-token tensor whose mean it is."""
-SCHEDULED: Mapping[tuple[str, ...], str] = {
+SCHEDULED: Mapping[Place, str] = {
     ("objective", "kl_coef"): "kl_coef",
     ("objective", "clip", "low"): "clip/low",
     ("objective", "clip", "high"): "clip/high",
+    ("objective", "clip", "dual"): "clip/dual",
+    ("objective", "max_ratio"): "max_ratio",
+    ("rollout", "temperature"): "temperature",
+    ("training", "entropy_coef"): "entropy_coef",
     ("reference", "update", "every_steps"): "reference/every_steps",
+    ("reference", "update", "ema_decay"): "reference/ema_decay",
 }
-"""Field of the spec that takes a schedule -> the metric that records its value. The learning rate is always
-recorded."""
+"""Field of the spec that takes a schedule or a closed loop -> the metric that records its value. The learning rate is
+always recorded."""
 OF_FORMULAS = ("objective", "parameters")
 """Path in the spec of the schedules that are recorded as `parameter/NAME`."""
 _MAXIMA = {"ratio/max": "ratio", "rollout_ratio/max": "rollout_ratio"}
@@ -241,14 +246,16 @@ def _means_by_set(step: StepRollouts, rewards: NDArray[np.float64], problems: Se
 
 
 def staleness_metrics(step: StepRollouts, trained_version: int) -> dict[str, float]:
-    """Returns how many steps the policy was trained for after it sampled the step's responses."""
-    steps = float(trained_version - step.policy_version)
-    return {"staleness/mean": steps, "staleness/max": steps}
+    """Returns how many steps the policy was trained for after it sampled the step's tokens."""
+    parts = [part for response in step.versions for part in response] or [(step.policy_version, 1)]
+    versions, tokens = np.array(parts).T
+    ages = trained_version - versions
+    return {"staleness/mean": float(np.average(ages, weights=tokens)), "staleness/max": float(ages.max())}
 
 
-def scheduled_values(spec: Experiment, step: int) -> dict[str, float]:
-    """Returns the values of the spec's schedules at a step; empty without schedules."""
-    scheduled = {path: schedule.at(step) for path, schedule in schedules_in(spec)}
+def scheduled_values(spec: Experiment, step: int, loops: Mapping[Place, float]) -> dict[str, float]:
+    """Returns the values of the spec's schedules at a step, and those of its closed loops; empty without either."""
+    scheduled = {path: schedule.at(step) for path, schedule in schedules_in(spec)} | dict(loops)
     fixed = {SCHEDULED[path]: value for path, value in scheduled.items() if path in SCHEDULED}
     own = {f"parameter/{path[-1]}": value for path, value in scheduled.items() if path[:-1] == OF_FORMULAS}
     return fixed | own

@@ -13,6 +13,7 @@ from rpg.base.check import check_model
 from rpg.base.check_tokens import Row, check_tokens, named_rows
 from rpg.base.stage import NamedModel, look_at
 from rpg.base.teacher import look_at_teacher
+from rpg.data.chat_template import choose_template
 from rpg.data.loading import Tools, encode_prompts, rendered
 from rpg.data.problems import StagedProblem
 from rpg.data.prompts import check_template
@@ -60,6 +61,8 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
         policy = look_at(experiment.model, build=model)
         models["model", "path"] = experiment.model, policy
         rollouter = experiment.rollout.rollouter
+        if policy.tokenizer is not None:
+            choose_template(policy.tokenizer, experiment.data.prompt)
         if policy.tokenizer is not None and not rollouter.lacks():  # the tools of an unreachable server are unknown
             encoded = list(_encoded(sets, policy.tokenizer, experiment.data, rollouter.shown_tools))
             _check_lengths(encoded, experiment.data, findings)
@@ -108,7 +111,7 @@ def _not_here(data: Data, models: Mapping[Path, tuple[PretrainedModel | ScratchM
         if not isinstance(model, PretrainedModel) or found.directory is not None:
             continue
         if model.path.count("/") > 1:
-            hint = "make it first, where the spec file says; a Hub id is an owner and a name"
+            hint = "create it first, at the spec's path; a Hub id is an owner and a name"
             issues.append(Issue("no such model directory", path, model.path, hint=hint))
         else:
             missing.append(("model", path, model.path))
@@ -119,7 +122,7 @@ def _not_here(data: Data, models: Mapping[Path, tuple[PretrainedModel | ScratchM
                 missing.append(("dataset", ("data", split, index, named), getattr(source, named)))
     if not missing or not (why := _why_no_download()):
         return issues
-    hint = "download it where there is a network, or give the directory of a copy"
+    hint = "download it on a machine with a network, or give the directory of a copy"
     return issues + [
         Issue(f"the {what} is not on this machine, and {why}", path, given, hint=_no_directory(path, given) + hint)
         for what, path, given in missing

@@ -1,7 +1,7 @@
 """Reference policies, as weights lent to the learner's module for a pass or as a separate model; and their schedule."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, assert_never
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from rpg.checkpoints.pieces import Piece, PieceFiles, StateCopy
+from rpg.control.plateau import Plateau, SetScores
 from rpg.learner.adapters import has_adapters, without_adapters
 from rpg.learner.passes import Passes
 from rpg.learner.shards import shard_of
 from rpg.processes import ranks
 from specs.schema.reference import Reference, Update
-from specs.schema.schedule import value_at
+from specs.schema.schedule import largest, value_at
 
 _STEM = "reference"
 
@@ -38,6 +39,10 @@ class ReferencePolicy(Protocol):
     @property
     def packs(self) -> bool:
         """Whether the reference allows several sequences in a row of a pass."""
+        ...
+
+    def set_temperature(self, temperature: float) -> None:
+        """Sets the divisor of the logits in its logprobs, if it computes them by itself."""
         ...
 
     def save(self, copy: StateCopy) -> None:
@@ -66,7 +71,7 @@ def reference_policy(
         case "initial" if has_adapters(module):
             return BaseModel(module)
         case "initial" | "snapshot":
-            return Snapshot(module, averages=reference.update is not None and reference.update.ema_decay > 0)
+            return Snapshot(module, averages=reference.update is not None and largest(reference.update.ema_decay) > 0)
         case never:
             assert_never(never)
 
@@ -81,6 +86,10 @@ class Teacher:
     def packs(self) -> bool:
         """Whether its passes may hold several sequences in a row."""
         return self._passes.packs
+
+    def set_temperature(self, temperature: float) -> None:
+        """Sets the divisor of the logits."""
+        self._passes.set_temperature(temperature)
 
     def move(self, *, ema_decay: float = 0.0) -> None:  # noqa: ARG002  # the Protocol's signature
         """Raises ValueError: a teacher does not move."""
@@ -104,6 +113,9 @@ class _Lent:
 
     packs = True
     """True: the learner's passes compute it."""
+
+    def set_temperature(self, temperature: float) -> None:
+        """Changes nothing: the learner's passes have their own."""
 
     def in_place(self) -> AbstractContextManager[None]:
         """Makes the learner's module hold the reference within the block."""
@@ -214,7 +226,12 @@ class ReferenceSchedule:
     always the policy at the end of a step.
     """
 
-    def __init__(self, *, follows: bool, update: Update | None) -> None:
+    def __init__(self, *, follows: bool, update: Update | None, confidence: float = 0.95) -> None:
+        """
+        Args:
+            follows: whether the reference is the policy that samples.
+            confidence: level of the interval that a gain must exceed, for `update.plateau`.
+        """
         self._follows = follows
         self._update = update
         self.version = 0
@@ -228,17 +245,28 @@ class ReferenceSchedule:
         self.reason = ""
         """Reason of the last move; empty if the reference has never moved."""
         self._recent: deque[float] = deque(maxlen=update.kl_window if update else 1)
+        self._plateau = Plateau(update.plateau if update else 0, confidence)
 
     @classmethod
-    def of(cls, reference: Reference) -> "ReferenceSchedule":
-        """Returns the schedule of a spec's reference."""
-        return cls(follows=reference.source == "behaviour", update=reference.update)
+    def of(cls, reference: Reference, confidence: float = 0.95) -> "ReferenceSchedule":
+        """Returns the schedule of a spec's reference. `confidence`: see the constructor."""
+        return cls(follows=reference.source == "behaviour", update=reference.update, confidence=confidence)
 
     @property
     def ema_decay(self) -> float:
         """Share of the reference's own weights that a move keeps: reference = decay * reference + (1 - decay) *
-        policy."""
-        return self._update.ema_decay if self._update else 0.0
+        policy. A schedule counts with its value at the last finished step."""
+        return value_at(self._update.ema_decay, self.steps) if self._update else 0.0
+
+    @property
+    def resets_optimizer(self) -> bool:
+        """Whether a move clears the optimizer's moments."""
+        return self._update is not None and self._update.reset_optimizer
+
+    @property
+    def reads_evaluations(self) -> bool:
+        """Whether evaluations may move the reference."""
+        return self._update is not None and self._update.plateau > 0
 
     def after_step(self, kl_reverse: float | None, *, updates: int) -> bool:
         """Counts a finished step. Returns whether the weights must move now.
@@ -257,11 +285,26 @@ class ReferenceSchedule:
         reason = "another policy samples" if self._follows else self._due()
         if not reason:
             return False
+        self._moved(reason)
+        return not self._follows
+
+    def after_evaluation(self, measured: Mapping[str, SetScores]) -> bool:
+        """Counts an evaluation of the policy after a step. Returns whether the weights must move now: it makes a
+        plateau, and they did not move after this step already."""
+        update = self._update
+        if update is None or self.steps < update.after_steps or not self._plateau.reached(measured):
+            return False
+        if self.age_steps == 0 and self.version:
+            return False
+        self._moved(f"{update.plateau} evaluation{'s' if update.plateau > 1 else ''} without a gain")
+        return True
+
+    def _moved(self, reason: str) -> None:
         self.version += 1
         self.age_steps = self.age_updates = 0
         self.reason = reason
         self._recent.clear()
-        return not self._follows
+        self._plateau.count = 0
 
     def _due(self) -> str:
         """Returns why the reference must move now; empty if it must not."""
@@ -277,7 +320,7 @@ class ReferenceSchedule:
             return f"{self.age_steps} steps since the last move"
         if update.every_updates and self.age_updates >= update.every_updates:
             return f"{self.age_updates} updates since the last move"
-        if update.ema_decay and not (update.every_steps or update.every_updates or update.kl_above):
+        if largest(update.ema_decay) and not update.conditions:
             return "every step"
         return ""
 
@@ -290,6 +333,7 @@ class ReferenceSchedule:
             "steps": self.steps,
             "reason": self.reason,
             "recent": list(self._recent),
+            "plateau": self._plateau.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -301,3 +345,5 @@ class ReferenceSchedule:
         self.reason = str(state["reason"])
         self._recent.clear()
         self._recent.extend(float(value) for value in state["recent"])
+        if plateau := state.get("plateau"):  # a checkpoint of an earlier release has none
+            self._plateau.load_state_dict(plateau)

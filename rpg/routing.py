@@ -200,7 +200,7 @@ class ReplayedRouters:
         with _GivenChoice(self.given[router]) as choice:
             output = forward(*arguments, **keywords)
         if choice.times != 1:
-            raise RuntimeError(f"a router makes {choice.times} choices that could be of the experts of a token")
+            raise RuntimeError(f"a router makes {choice.times} choices that could be the experts of a token")
         return output
 
     def replay(self, config: "PretrainedConfig") -> bool:

@@ -68,6 +68,7 @@ def _train(run: "RunDirectory", stop: StopAfterStep, started: float) -> int:
     from rpg.components import open_components
     from rpg.processes import ranks
     from rpg.processes.device import choose_device, use_threads
+    from rpg.processes.numa import bind_to_gpu
     from rpg.rollouts.source import RolloutSource
 
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -78,6 +79,7 @@ def _train(run: "RunDirectory", stop: StopAfterStep, started: float) -> int:
         os.environ["DS_ACCELERATOR"] = "cpu"
     ranks.join(device.type)
     use_threads(spec.resources, processes=ranks.on_this_machine())
+    bind_to_gpu(device)
     try:
         with open_components(run, spec, device) as components, RolloutSource(components) as source:
             ranks.bound_waits(spec.launcher.collective_timeout_seconds)

@@ -15,7 +15,8 @@ Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Departures from
   `old_logprobs` are the sampler's own, so the denominator of every ratio is the policy that sampled, in the first
   update too.
 - With `training.skip_zero_advantage` responses without a gradient are not computed, but stay in every denominator.
-- With a schedule in `objective` the loss changes from step to step; all updates of a step use the same objective.
+- With schedules or closed loops in the spec the loss changes from step to step; all updates of a step use the same. A
+  loop's value follows from the metrics of the steps before.
 - Minibatches follow the order of the prompts; there is no further shuffling. The public code reorders responses to
   balance the ranks, so one group's responses may be in several minibatches.
 - A gradient that is not finite ends the run. With `training.on_not_finite: skip` its update is skipped, as in the
@@ -36,14 +37,18 @@ from torch import Tensor
 from rpg.advantages import response_means, with_signal
 from rpg.base.shape import ModelShape, shape_of_config
 from rpg.batches.batch import Bools, Microbatch, StepRollouts
-from rpg.batches.ledger import TokenLedger
+from rpg.batches.ledger import ReferenceTable, TokenLedger
 from rpg.batches.minibatches import Minibatch, cut, plan_step, trained_fraction
 from rpg.batches.shares import hand_over
 from rpg.batches.step_loss import pass_loss, step_advantages, trained_rewards
 from rpg.components import TrainerComponents
+from rpg.control.learning_rate import learning_rate
+from rpg.evaluation.records import scores_by_set
 from rpg.guards import FiredGuard, GuardStoppedError, RollBackRequested
+from rpg.learner.passes import Passes
 from rpg.metrics import PassCounts, UpdateMetrics, peak_memory_gib, rollout_metrics, scheduled_values, staleness_metrics
 from rpg.objectives import TokenBatch
+from rpg.objectives.distribution import StateDivergence
 from rpg.processes import ranks
 from rpg.processes.stopping import StopAfterStep
 from rpg.recording.progress import ProgressFile
@@ -52,10 +57,10 @@ from rpg.rollouts.source import RolloutSource
 from rpg.routing import balancing_loss
 from rpg.run_recorder.recorder import RunRecorder
 from rpg.run_recorder.state import TrainingState
-from rpg.schedule import learning_rate
 from rpg.stopwatch import Stopwatch
 from specs.machine.cards import peak_flops
-from specs.schema.schedule import value_at
+from specs.schema.objective import RegularizedObjective
+from specs.schema.schedule import constant, value_at
 
 MOST_SKIPPED_IN_A_ROW = 20
 """Consecutive updates without a finite gradient after which the run ends: its weights are probably lost."""
@@ -103,7 +108,7 @@ class Trainer:
         pause."""
         self.evaluates = "evaluation" in components.run.inputs()
         self.spec_now = components.spec
-        """The spec with the objective of the current step, see `Experiment.at_step`."""
+        """The spec with the values of the current step, see `Experiment.at_step`."""
         self.clock: Stopwatch | None = None
         """Stopwatch of the current step; None outside a step."""
         self.reward_is_proved = False
@@ -150,8 +155,9 @@ class Trainer:
         """
         self.clock = clock = Stopwatch(self.components.device, self.clock)
         self.state.step += 1
-        self.spec_now = self.spec.at_step(self.state.step)
+        self.spec_now = self.spec.at_step(self.state.step, self.components.loops.values)
         rollouts = self.sample(clock)
+        self.components.set_temperature(constant(self.spec_now.rollout.temperature))
         with clock("logprobs"):
             scored = self.score(rollouts)
         with clock("update"), self.components.learner.updating():
@@ -202,7 +208,7 @@ class Trainer:
             "learning_rate": rate,
             "reference/version": float(schedule.version),
             "reference/age_steps": float(schedule.age_steps),
-            **scheduled_values(self.spec, self.state.step),
+            **scheduled_values(self.spec, self.state.step, self.components.loops.values),
         }
 
     def record(self, scored: ScoredStep) -> None:
@@ -217,7 +223,7 @@ class Trainer:
         )
 
     def move_on(self, scored: ScoredStep, metrics: dict[str, float], clock: Stopwatch, stop: StopAfterStep) -> bool:
-        """Moves the reference, evaluates and saves if that is due, and has the step's rows written.
+        """Moves closed loops and the reference, evaluates and saves if that is due, and has the step's rows written.
 
         Returns:
             Whether to stop now.
@@ -227,9 +233,10 @@ class Trainer:
         if exception := self.check_guards(metrics) or self.source.failure():
             self.recorder.finish_step(self.state, metrics | clock.metrics(scored.rollouts, num_trained=num_trained))
             raise exception
+        self.components.loops.follow(metrics)
         self.move_reference(metrics.get("kl/reverse"))
         stopping = stop.agreed(self.components.run.cancel)
-        if not stopping and self.evaluation_is_due():
+        if (not stopping or self.state_follows_evaluations) and self.evaluation_is_due():
             with clock("evaluate"):
                 self.evaluate()
         stopping = stopping or self.pausing
@@ -275,7 +282,8 @@ class Trainer:
         """Writes old and reference logprobs into the ledger, before the policy moves.
 
         The first minibatch's old logprobs are left out if its first training pass computes them. If the spec trusts the
-        sampler, or an earlier policy sampled, old logprobs are the sampler's own.
+        sampler, or an earlier policy sampled, old logprobs are the sampler's own. If a divergence is summed over
+        tokens, the ledger keeps the reference's distributions too.
 
         Returns:
             The minibatches, with the counts of experts if their load is balanced.
@@ -288,14 +296,37 @@ class Trainer:
             for batch in minibatch.passes:
                 if from_sampler:
                     ledger.write(batch, old_logprobs=batch.rollout_logprobs)
-                elif not balances:
+                elif not (balances or self.describes_sampler):
                     ledger.write(batch, old_logprobs=self.components.learner.logprobs(batch)[0])
+        batches = [batch for minibatch in minibatches for batch in minibatch.passes]
         if self.components.reference:
             with self.components.reference.passes(self.components.learner.passes) as passes:
-                for minibatch in minibatches:
-                    for batch in minibatch.passes:
-                        ledger.write(batch, ref_logprobs=passes.logprobs(batch)[0])
+                for batch in batches:
+                    ledger.write(batch, ref_logprobs=self.reference_logprobs(passes, batch, ledger))
+        elif self.describes_sampler:
+            for batch in batches:
+                logprobs = self.reference_logprobs(self.components.learner.passes, batch, ledger)
+                if not from_sampler:
+                    ledger.write(batch, old_logprobs=logprobs)
         return minibatches
+
+    @property
+    def describes_sampler(self) -> bool:
+        """Returns whether the distributions of the policy that sampled are those of the reference."""
+        return self.components.reference is None and self.spec.objective.summed_over != "sampled"
+
+    def reference_logprobs(self, passes: Passes, batch: Microbatch, ledger: TokenLedger) -> Tensor:
+        """Returns the reference's logprobs, and keeps its distributions if a divergence is summed over them."""
+        objective = self.spec.objective
+        if objective.summed_over == "sampled":
+            return passes.logprobs(batch)[0]
+        if ledger.reference is None:
+            changes = self.describes_sampler and self.training.lora is None
+            copies = changes or self.training.zero_stage == 3  # there the head is whole only within a pass
+            ledger.reference = ReferenceTable(len(ledger.columns["logprobs"]), copies_head=copies)
+        logprobs, rows = passes.described(batch, objective.top_k)
+        ledger.reference.write(batch, rows)
+        return logprobs
 
     def expert_counts(self, minibatch: Minibatch, ledger: TokenLedger) -> Tensor:
         """Returns how many tokens the policy routes to each expert, over all ranks. The same passes give the old
@@ -368,10 +399,16 @@ class Trainer:
         Args:
             gives_old: whether the pass's logprobs are the old ones as well.
         """
-        logprobs, entropies = self.components.learner.logprobs(batch)
+        state = None
+        objective = self.spec.objective
+        if ledger.reference and isinstance(objective, RegularizedObjective):
+            passes, rows = self.components.learner.passes, ledger.reference.read(batch)
+            logprobs, entropies, state = passes.compared(batch, objective.divergence, rows)
+        else:
+            logprobs, entropies = self.components.learner.logprobs(batch)
         if gives_old:
             ledger.write(batch, old_logprobs=logprobs)
-        tokens = self.tokens(batch, logprobs, advantage, ledger)
+        tokens = self.tokens(batch, logprobs, advantage, ledger, state)
         result = pass_loss(self.spec_now, minibatch, batch, tokens, entropies)
         routing = self.components.learner.routing
         loss = result.loss
@@ -408,7 +445,14 @@ class Trainer:
         message = f"{reason}{row}; nothing of this step is saved"
         raise self.exception_for(self.components.guards.fire_not_finite(self.state.step, message))
 
-    def tokens(self, batch: Microbatch, logprobs: Tensor, advantage: Tensor, ledger: TokenLedger) -> TokenBatch:
+    def tokens(
+        self,
+        batch: Microbatch,
+        logprobs: Tensor,
+        advantage: Tensor,
+        ledger: TokenLedger,
+        state: StateDivergence | None = None,
+    ) -> TokenBatch:
         """Returns a pass's tokens as inputs of the objective. If the policy that sampled is the reference, ref is
         old."""
         old = batch.spread(ledger.read("old_logprobs", batch))
@@ -418,6 +462,7 @@ class Trainer:
             ref_logprobs=batch.spread(ledger.read("ref_logprobs", batch)) if self.components.reference else old,
             advantages=batch.spread(batch.look_up(advantage).to(old)),
             response_mask=batch.response_mask,
+            state=state and state.each(batch.spread),
         )
 
     def next_learning_rate(self) -> float:
@@ -445,8 +490,20 @@ class Trainer:
     def evaluate(self) -> None:
         """Makes the sampler, which is idle and holds the policy, answer the evaluation sets. Training is unaffected:
         the answers use their own seeds."""
-        means = self.recorder.evaluation(self.state.step, self.components.evaluate())
+        answered = self.components.evaluate()
+        means = self.recorder.evaluation(self.state.step, answered)
         self.progress.evaluated(self.state.step, means)
+        schedule, every = self.components.schedule, self.spec.evaluation.every_steps
+        # An evaluation where training pauses would not be there without the pause.
+        counts = schedule.reads_evaluations and every and self.state.step % every == 0
+        if counts and schedule.after_evaluation(scores_by_set(answered)):
+            self.move_weights_of_reference()
+
+    @property
+    def state_follows_evaluations(self) -> bool:
+        """Returns whether the state that a checkpoint holds depends on the evaluation of its step."""
+        drift = any(metric.startswith("drift/") for metric in self.components.loops.metrics)
+        return drift or self.components.schedule.reads_evaluations
 
     def check_guards(self, metrics: dict[str, float]) -> Exception | None:
         """Records the guards that warn. Returns the exception that ends the step if a guard stops the run or rolls it
@@ -488,11 +545,17 @@ class Trainer:
     def move_reference(self, kl_reverse: float | None) -> None:
         """Moves the reference to the current policy if its schedule says so. `kl_reverse`: the step's metric, None if
         it has none."""
-        if self.components.schedule.after_step(kl_reverse, updates=self.updates_per_step) and self.components.reference:
-            self.components.reference.move(ema_decay=self.components.schedule.ema_decay)
-            version = self.components.schedule.version
-            self.recorder.event(
-                self.state.step,
-                "reference_moved",
-                f"version {version} after step {self.state.step}: {self.components.schedule.reason}",
-            )
+        if self.components.schedule.after_step(kl_reverse, updates=self.updates_per_step):
+            self.move_weights_of_reference()
+
+    def move_weights_of_reference(self) -> None:
+        """Moves the reference, whose schedule has counted the move; clears the optimizer's moments if the spec says
+        so."""
+        schedule, reference = self.components.schedule, self.components.reference
+        if reference is None:
+            return
+        reference.move(ema_decay=schedule.ema_decay)
+        if schedule.resets_optimizer:
+            self.components.learner.reset_optimizer()
+        message = f"version {schedule.version} after step {self.state.step}: {schedule.reason}"
+        self.recorder.event(self.state.step, "reference_moved", message)

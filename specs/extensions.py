@@ -26,8 +26,10 @@ Kind = type[Any]
 
 
 def find_variant(kind: Kind, name: Any) -> Kind:
-    """Returns the variant of this name. Raises: IssueError: no variant has the name, or its package is broken; the path
-    is that of the tag.
+    """Returns the variant of this name.
+
+    Raises:
+        IssueError: no variant has the name, or its package is broken; the path is that of the tag.
     """
     if name in our_names(kind.package):
         return _ours(kind, name)

@@ -185,7 +185,7 @@ def read_groups(root: Path, segment: Segment) -> Iterator[pa.Table]:
     inspect(root, segment)
     try:
         if (digest := segment.parsed.digest) and content_digest(root / segment.key) != digest:
-            raise BadSegmentError("damaged: its content is not what was written")
+            raise BadSegmentError("damaged: its content has changed")
         with pq.ParquetFile(root / segment.key) as file:
             memory = allowed_memory((root / segment.key).stat().st_size)
             for group in range(file.num_row_groups):

@@ -24,7 +24,7 @@ def explain(connection: duckdb.DuckDBPyConnection, error: duckdb.Error) -> str:
     if missing := _MISSING_TABLE.search(text):
         return _missing_table(connection, missing[1])
     if any(part in text for part in _SHUT):
-        return "this query reaches for something outside the store; only what is recorded can be read"
+        return "this query accesses something outside the store; it can read only the record"
     return text
 
 

@@ -124,5 +124,5 @@ def open_record(
         return record
     root = Path(place or os.environ.get("RPG_HOME") or ".rpg")
     if place is not None and not root.is_dir():
-        raise RpgError(f"{root} is no directory; `open_record` takes a home, or the URL of a Prefect server")
+        raise RpgError(f"{root} is not a directory; `open_record` takes a home, or the URL of a Prefect server")
     return Record(Store.open(root, limits))

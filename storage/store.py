@@ -212,7 +212,7 @@ class Store:
                 self._answered = True
                 moved = (_MOVED,) if self._moved else ()
                 return answer, (*snapshot.warnings, *moved)
-        raise QueryError(f"{cause}\n  hint: `rpg db check` says what is damaged") from cause
+        raise QueryError(f"{cause}\n  hint: `rpg db check` reports the damage") from cause
 
     def _take_snapshot(self, sql: str, damaged: Mapping[str, str], *, index: bool = True) -> Snapshot:
         try:

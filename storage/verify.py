@@ -113,7 +113,7 @@ def _documents(root: Path, directory: Path) -> Iterator[str]:
     for path in sorted((directory / "attempts").glob("*.json")):
         yield from _document(root, path)
         if "resumed_from_step" not in read_document(path):
-            yield f"{name}/attempts/{path.name}: does not say which step it resumed from; what it replaced shows twice"
+            yield f"{name}/attempts/{path.name}: does not name the step it resumed from; replaced rows appear twice"
 
 
 def _document(root: Path, path: Path) -> Iterator[str]:
@@ -192,7 +192,7 @@ def _packs(root: Path, *, full: bool) -> Iterator[str]:
         if not (root / pack).exists():
             yield f"{pack}: gone; answers are slower, and `rpg db rebuild` makes it again"
         elif not database.has_pack(root, pack, num_bytes) or (full and is_damaged(root, pack)):
-            yield f"{pack}: damaged: its content is not what was written; `rpg db rebuild` makes it again"
+            yield f"{pack}: damaged: its content has changed; `rpg db rebuild` rebuilds it"
 
 
 def _copies(root: Path) -> Iterator[str]:

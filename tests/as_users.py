@@ -1,4 +1,4 @@
-"""Commands run as root or as an ordinary user, whoever runs the tests."""
+"""Commands run as root or as an ordinary user, regardless of the tests' user."""
 
 import os
 import pwd
@@ -18,7 +18,8 @@ USERS = ["root", "an ordinary user"]
 
 
 def as_user(user: str, command: list[str], *, number: int = 65534) -> list[str]:
-    """The command as root, or as an ordinary user in what a container allows: no capability, no new privilege.
+    """Returns the command as root, or as an ordinary user within the limits of a container: no capability, no new
+    privilege.
 
     Args:
         number: the ordinary user's.
@@ -30,7 +31,7 @@ def as_user(user: str, command: list[str], *, number: int = 65534) -> list[str]:
     if os.geteuid() != 0:
         return command
     needed = {Path(p).resolve() for p in (sys.prefix, sys.base_prefix, ROOT)} | {Path(p) for p in (sys.prefix, ROOT)}
-    # Root's home lets nobody in, and Python may be there.
+    # Other users cannot enter root's home, and Python may be there.
     closed = {parent for path in needed for parent in path.parents if not parent.stat().st_mode & stat.S_IXOTH}
     outer = ["bwrap", "--bind", "/", "/", "--dev-bind", "/dev", "/dev"]
     outer += [word for path in sorted(closed) for word in ("--tmpfs", str(path), "--chmod", "0755", str(path))]

@@ -31,7 +31,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Names the files whose tests took longest, set-up included, where there were more files than are named."""
+    """Names the files whose tests took longest, including set-up, if there were more files than this names."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -93,8 +93,8 @@ def modules_forgotten(tmp_path: Path) -> Iterator[None]:
 def signals_arrive() -> Iterator[None]:
     """SIGINT and SIGHUP end what a test starts, also where `nohup` or a script's `&` has them ignored for the tests.
 
-    A program begins with a handler's signal as by default, and with an ignored one ignored. This process goes on
-    without them: its own handler does nothing.
+    A program begins with a handler's signal as by default, and with an ignored one ignored. This process ignores them:
+    its own handler does nothing.
     """
     ignored = [number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:

@@ -26,7 +26,7 @@ class Block:
     language: str
     text: str
     not_run: str
-    """Why it is only shown, as the comment above it says; empty: it runs."""
+    """Reason, from the comment above it, why it is only shown; empty if it runs."""
 
     @property
     def file(self) -> str:

@@ -26,12 +26,12 @@ _start_server = forking.start_server
 
 
 class Fork:
-    """A fork, with what of `subprocess.Popen` the tests use."""
+    """A fork, with the parts of `subprocess.Popen` that the tests use."""
 
     def __init__(self, process: Forked, output: BinaryIO, errors: BinaryIO | None = None) -> None:
         """
         Args:
-            output: a file of its stdout; of its stderr too, where there is none for that.
+            output: a file of its stdout; of its stderr too, if that has no file.
         """
         self._process = process
         self._files = [output] if errors is None else [output, errors]
@@ -60,7 +60,7 @@ class Fork:
 def fork(
     program: Sequence[str], output: BinaryIO, environment: Mapping[str, str], *, late: Mapping[str, str] | None = None
 ) -> Forked | None:
-    """Starts `python -m PROGRAM` with modules imported; None where it has to begin anew.
+    """Starts `python -m PROGRAM` with modules imported; returns None if it must start without a fork.
 
     Args:
         environment: its variables. What is imported sees those that are not `READ_LATE`.

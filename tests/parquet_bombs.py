@@ -66,7 +66,7 @@ class Column:
     """All values are a list in one row."""
     compressed: bool = False
     claims: int | None = None
-    """Values by the file's metadata, where that lies."""
+    """Number of values by the file's metadata, if that is false."""
     kind: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class Column:
 
 
 def write(path: Path, *columns: Column, rows: int, metadata: dict[str, str] | None = None) -> Path:
-    """Writes a file of one row group that says it has so many rows."""
+    """Writes a file of one row group that claims this many rows."""
     content, chunks = b"PAR1", []
     for column in columns:
         pages, data_at, unfolded = column.pages()

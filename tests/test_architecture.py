@@ -46,13 +46,13 @@ FLOORS = {
         {"rollouts"},
         {"components", "replay", "preflight"},
         {"evaluation", "base", "reference"},
-        {"rollouters", "samplers", "learner", "metrics", "stopwatch"},
+        {"rollouters", "samplers", "learner", "metrics", "stopwatch", "control"},
         {"recording", "guards"},
         {"batches", "checkpoints"},
         {"rewards", "tools"},
         {"data", "certificate", "advantages", "processes", "sandbox"},
         {"routing"},
-        {"objectives", "messages", "types", "schedule", "statistics", "pretrained", "fused"},
+        {"objectives", "messages", "types", "statistics", "pretrained", "fused"},
     ],
     "storage": [
         {"record"},
@@ -128,7 +128,7 @@ IMPORTS = {name: imported(path.read_text()) for name, path in MODULES.items()}
 
 
 def room_of(module: str) -> tuple[str, str]:
-    """The package, and the file or the folder directly below it; of a package's own __init__ the room is empty."""
+    """Returns the package, and the file or folder directly below it; the room of a package's own __init__ is empty."""
     package, _, rest = module.partition(".")
     return package, rest.partition(".")[0]
 
@@ -197,7 +197,7 @@ def test_the_pipelines_are_a_house_that_a_reader_can_keep_in_mind() -> None:
 
 
 def test_neither_interface_stands_on_the_other() -> None:
-    """What the command line and the Python API both need is in `pipelines.jobs`."""
+    """Shared parts of the command line and the Python API are in `pipelines.jobs`."""
     for module, names in IMPORTS.items():
         for one, other in (("api", "cli"), ("cli", "api")):
             found = {name for name in names if room_of(name) == ("pipelines", other)}
@@ -385,7 +385,7 @@ def test_whoever_sends_a_signal_that_may_be_ignored_has_it_arrive() -> None:
 
 
 def test_no_process_finds_modules_in_its_working_directory() -> None:
-    """A user's transformers.py, or a directory called specs, would replace what is installed."""
+    """A user's transformers.py, or a directory called specs, would replace the installed package."""
     starts = {"-P", "-I"}
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"

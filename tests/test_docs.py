@@ -1,4 +1,4 @@
-"""The documentation says what the code does: reference pages are current, links lead somewhere, what is shown runs."""
+"""The documentation matches the code: reference pages are current, links resolve, and examples run."""
 
 import ast
 import importlib
@@ -42,6 +42,7 @@ NOT_RUN = {
     "two machines": "test_ray.py starts such a cluster, in two network namespaces",
     "Docker": "nothing: test_compose.py holds the file against Compose's schema, as the page says",
     "Kubernetes": "nothing: there is none here, as the page says",
+    "own files": "test_cli_specs.py writes such files and validates the specs",
     "a crash": "test_kill.py kills the command and the trainer, and gives the same command again",
     "a Hub": "test_push.py pushes to one of its own",
     "another home": "docs/sql.md asks the recorded home the same",
@@ -50,7 +51,7 @@ NOT_RUN = {
     "a judge": "test_judge.py, test_scoring_models.py and test_model_user.py have models and addresses of their own",
     "an installed package": "test_installed_packages.py installs it",
 }
-"""Why a block may be only shown, as the comment above it says -> what is run in its place."""
+"""Reason why a block is only shown, from the comment above it -> its replacement."""
 NAMES = {
     "RUN": "finished-s0-5c295933",
     "EXPERIMENT": "finished",
@@ -60,7 +61,7 @@ NAMES = {
     "step-000060": "step-000004",
     "'clip-bounds'": "'clips'",
 }
-"""What the pages call a thing -> what the recorded home calls it, in which their commands run."""
+"""Name on the pages -> name in the recorded home, in which their commands run."""
 PIP = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 """Has `pip install` ask no network and build with what is here: of PIP_NO_BUILD_ISOLATION 0 means without isolation."""
 KINDS = {"python", "yaml", "toml", "sql", "sh", "console", "text", "mermaid", "math"}
@@ -82,7 +83,7 @@ def make_workplace(place: Path) -> Path:
 
 
 def named(text: str) -> str:
-    """The text with the names of what is in the recorded home."""
+    """Returns the text with the names of the recorded home."""
     for name, real in NAMES.items():
         text = re.sub(rf"(?<![\w-]){name}(?![\w-])", real, text)
     return text

@@ -12,12 +12,12 @@ from pipelines.sinks.tracker import open_session
 from pipelines.studies.proposals import propose
 from pipelines.studies.rungs import verdict
 from rpg.advantages import advantages
+from rpg.control.learning_rate import learning_rate
 from rpg.learner.deepspeed import optimizer_maker
 from rpg.objectives.aggregate import aggregate
 from rpg.objectives.correction import correction_weight
 from rpg.objectives.regularized import _clipped_loss, _clipped_weight
 from rpg.reference import reference_policy
-from rpg.schedule import learning_rate
 from specs.rules.study import _idle_sampler
 from specs.schema.objective import RegularizedObjective
 from specs.schema.reference import Reference
@@ -54,7 +54,7 @@ CHOICES: dict[str, Callable[[], object]] = {
     "value schedule": lambda: ValueSchedule.model_construct(schedule=((1, 0.0), (3, 1.0)), between=NEW).at(2),
     "optimizer": lambda: optimizer_maker(TRAINING),
     "aggregation": lambda: aggregate(ONE[None], ONE[None], aggregation=NEW, **SUM),
-    "correction": lambda: correction_weight(Correction.model_construct(type=NEW), ONE),
+    "correction": lambda: correction_weight(Correction.model_construct(type=NEW), ONE, ONE, ONE),
     "baseline": lambda: advantages(ONE, ONE, baseline=NEW, scale="none"),
     "scale": lambda: advantages(ONE, ONE, baseline="none", scale=NEW),
     "clip of the weight": lambda: _clipped_weight(OBJECTIVE, cast(Any, None)),

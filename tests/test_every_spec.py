@@ -1,6 +1,6 @@
 """Every spec file in the repository loads, asks a question below its schema, and warns of nothing.
 
-The paper's own experiments are warned of what the paper did, and of nothing else.
+The paper's own experiments have warnings only of the paper's choices.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Waiting for what a test waits for, and not for a time in which it should have come."""
+"""Waiting for a condition of a test, and not for a time in which it should have come."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def wait_for(condition: Callable[[], Any], *, timeout: float = 120, what: str = 
 
 
 def is_gone(pid: int) -> bool:
-    """Whether no process of this number runs any more; one that nobody has waited for has ended."""
+    """Returns whether no process of this number runs any more; a zombie counts as ended."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,9 +1,10 @@
-"""Writes the reference pages under docs/ from what they are about, so that none can fall behind: spec.md from the
-schema, metrics.md, tables.md from the store, commands.md from the command line, the tables of objectives.md from the
-equations, and the list of the decisions. Writes the JSON Schemas that the shipped specs name, too.
+"""Writes the reference pages under docs/ from the code, so that they stay up to date: spec.md from the schema,
+metrics.md, tables.md from the store, commands.md from the command line, the tables of objectives.md from the equations,
+and the list of the decisions. It also writes the JSON Schemas that the shipped specs name.
 """
 
 import inspect
+import itertools
 import json
 import math
 import re
@@ -20,13 +21,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from specs.bounds import BOUNDS
+from specs.errors import Issue
 from specs.extensions import variants
 from specs.json_schema import json_schema
 from specs.loader import SCHEMAS
 from specs.metrics import METRICS, Metric
 from specs.schema.base import documentation, is_open
 from specs.schema.fields import members
-from specs.schema.objective import Objective, PublishedObjective
+from specs.schema.objective import Divergence, Objective, PublishedObjective, SummedOver
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -34,7 +36,7 @@ MADE = "<!-- written by tools/write_reference.py -->\n"
 
 
 def main() -> None:
-    """Writes the pages; with --check says which is out of date and exits 1."""
+    """Writes the pages; with --check prints the outdated ones and exits with 1."""
     stale = []
     for name, text in pages().items():
         path = (ROOT if name.startswith("specs/") else DOCS) / name
@@ -47,7 +49,7 @@ def main() -> None:
 
 
 def pages() -> dict[str, str]:
-    """File name -> text."""
+    """Returns file name -> text."""
     return {
         "spec.md": spec_page(),
         "metrics.md": metrics_page(),
@@ -62,22 +64,21 @@ def pages() -> dict[str, str]:
 EXTENDING = """
 ## Extending another file
 
-`extends: FILE` lays a spec over another, whose path is relative to this one; that one may extend a third. `--set` is
-laid over both. Where both files say something:
+`extends: FILE` merges a spec over another, whose path is relative to this file. The other file may extend a third.
+`--set` overrides both. Keys that both files have are merged:
 
-| what | becomes |
+| in both files | result |
 |---|---|
-| sections, also `matrix`, its `product` and its `zip` | one section: the keys of both |
-| lists, also `seeds`, `data.train` and the values of a field that varies | the list here, alone |
-| a section that is another thing here: another `source`, or `type` | what is said here, and what both kinds have |
-| any other value | the value here |
+| sections, including `matrix`, its `product` and its `zip` | one section with the keys of both |
+| lists, including `seeds`, `data.train` and the values of a field that varies | the list of this file |
+| a section with another `source` or `type` in this file | this file's keys, and the other's that both kinds have |
+| any other value | the value of this file |
 
-- A path is relative to the file that says it.
-- `key: null` empties what may be empty: keys that are none unless something is said (`warm_up`, `matrix`,
-  `training.lora`), and texts, lists and mappings that then are empty (`question`, `notify`, `training.guards`). Of any
-  other key null is an error.
-- Fields that vary in the other file vary here too, times those of the `matrix` here; a warning names them.
-  `objective.kl_coef: null` in `product` or `zip` here takes such a field out, `matrix: null` all.
+- A path is relative to the file that contains it.
+- `key: null` clears a key that is none by default (`warm_up`, `matrix`, `training.lora`), and empties a text, list or
+  mapping that is empty by default (`question`, `notify`, `training.guards`). For any other key null is an error.
+- Fields that vary in the other file vary in this file too, in combination with its own `matrix`; a warning names them.
+  `objective.kl_coef: null` in this file's `product` or `zip` removes such a field, `matrix: null` removes all.
 
 ```yaml
 # spec
@@ -88,19 +89,19 @@ matrix:
     training.optimizer.learning_rate: [1.0e-4, 1.0e-3]
 ```
 
-`rpg plan FILE --resolved` shows each value of each run, with the file and the line that it comes from.
+`rpg plan FILE --resolved` shows each value of each run, with the file and line of its origin.
 """
 
 
 def spec_page() -> str:
-    """Every field of an experiment, of a study and of an evaluation."""
+    """Returns the page with every field of an experiment, a study and an evaluation."""
     lines = [
         "# The spec file",
         MADE,
-        "Every key, its type, default and meaning. Keys marked *execution* say where and how work runs and never",
-        "change a result or its fingerprint. `rpg schema` prints the same as JSON Schema, for an editor's completion.",
+        "Every key, its type, default and meaning. Keys marked *execution* affect where and how work runs and never",
+        "change a result or its fingerprint. `rpg schema` prints the same as JSON Schema, for completion in an editor.",
     ]
-    lines += ["", "## Bounds", "", "What is beyond these is refused, so that any file is answered soon.", ""]
+    lines += ["", "## Bounds", "", "Larger values are refused, so that any file is checked quickly.", ""]
     lines += ["| of | at most |", "|---|---|", *(f"| {of} | {most:,} |" for of, most in BOUNDS.items())]
     lines += EXTENDING.splitlines()
     seen: set[type[BaseModel]] = set()
@@ -194,7 +195,7 @@ def _flat(text: str | None) -> str:
 
 
 def metrics_page() -> str:
-    """Every metric that a step of training records."""
+    """Returns the page with every metric that a step of training records."""
     lines = [
         "# Metrics",
         MADE,
@@ -203,9 +204,10 @@ def metrics_page() -> str:
         "",
         "Means over tokens are over the response tokens that count, of all ranks; a token counts once for each update",
         "that trains on it. Times are the first rank's. π is the policy being trained, π_old the same at the start of",
-        "the batch, π_ref the reference, π_rollout what the engine sampled with.",
+        "the batch, π_ref the reference, π_rollout the engine's policy.",
         "",
-        "*better*: which way is better, other things equal; empty: neither. *guard*: `training.guards` can watch",
+        "*better*: the better direction, other things equal; empty if neither is better. *guard*: `training.guards`"
+        " can watch",
         "it, `training.checkpoint.keep_best` can choose by it. *chart*: reports draw it, `rpg compare --all` shows it.",
         "",
         "With `reward.type: weighted_sum` each term is recorded too, as `reward/NAME/mean`: the mean of its scores",
@@ -234,7 +236,7 @@ def _range(metric: Metric) -> str:
 
 
 def tables_page() -> str:
-    """Every table and view that a query may name, with its columns."""
+    """Returns the page with every table and view that a query may name, with its columns."""
     from storage import Store
     from storage.documentation import descriptions
 
@@ -242,7 +244,7 @@ def tables_page() -> str:
     lines = [
         "# Tables and views",
         MADE,
-        "What `rpg sql` can name; [queries to start from](sql.md) are on a page of their own. Times are UTC. `run_id`",
+        "The tables of `rpg sql`; another page has [queries to start from](sql.md). Times are UTC. `run_id`",
         "joins everything, and a step's responses and tokens by (`run_id`, `step`, `rollout_id`) too. A run that was",
         "resumed counts each step once: rows that a later attempt trained again are left out. Metric names and units",
         "are in [Metrics](metrics.md).",
@@ -258,9 +260,10 @@ def tables_page() -> str:
 
 
 def objectives_page() -> str:
-    """The page as it is, its tables written anew."""
+    """Returns the current page with its tables rewritten."""
     page = (DOCS / "objectives.md").read_text(encoding="utf-8")
-    for name, lines in (("divergences", _divergences()), ("rivals", _rivals()), ("gallery", _gallery())):
+    written = {"divergences": _divergences(), "sums": _sums(), "rivals": _rivals(), "gallery": _gallery()}
+    for name, lines in written.items():
         mark = f"<!-- {name}: written by tools/write_reference.py -->"
         table = "\n".join([mark, *lines, "<!-- end -->"])
         page, count = re.subn(f"{mark}.*?<!-- end -->", table, page, flags=re.DOTALL)
@@ -278,8 +281,55 @@ def _divergences() -> list[str]:
     return rows
 
 
+def _sums() -> list[str]:
+    """A table of the levels, sums and divergences of RPG: which of them the schema and the rules of a spec accept."""
+    from specs import SpecError, load_experiment, parse_objective
+    from specs.rules import issues_of
+
+    shipped = ROOT / "specs" / "experiments"
+    columns = {
+        "LoRA": load_experiment(shipped / "quickstart.yaml", ["training.lora={rank: 8}"]),
+        "ZeRO 3": load_experiment(shipped / "quickstart.yaml", ["training.zero_stage=3"]),
+        "sequence parallel": load_experiment(
+            shipped / "quickstart.yaml", ["training.ranks=2", "training.sequence_parallel_size=2"]
+        ),
+        "agents": load_experiment(shipped / "agent.yaml"),
+        "several turns": load_experiment(shipped / "tool-use.yaml"),
+    }
+    reasons: dict[str, int] = {}
+
+    def cells(**settings: str) -> tuple[str, ...]:
+        try:
+            objective = parse_objective({"type": "rpg", **settings})
+        except SpecError as error:
+            return (_refused(error.issues[0], reasons),) * len(columns)
+        found = []
+        for experiment in columns.values():
+            issues = issues_of(experiment.model_copy(update={"objective": objective}))
+            refused = [issue for issue in issues if issue.path[:1] == ("objective",)]
+            found.append(_refused(refused[0], reasons) if refused else "works")
+        return tuple(found)
+
+    rows = [_table_row("`level`", "`kl`", "`divergence`", *columns), "|---" * (3 + len(columns)) + "|"]
+    for level, kl in itertools.product(("token", "to_go", "sequence"), get_args(SummedOver)):
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for divergence in get_args(Divergence):
+            if divergence != "none":
+                alike.setdefault(cells(level=level, kl=kl, divergence=divergence), []).append(divergence)
+        for outcome, divergences in alike.items():
+            named = ", ".join(f"`{each}`" for each in divergences) if len(alike) > 1 else "each"
+            rows.append(_table_row(f"`{level}`", f"`{kl}`", named, *outcome))
+    return [*rows, "", *(f"{number}. {reason}" for reason, number in reasons.items())]
+
+
+def _refused(issue: Issue, reasons: dict[str, int]) -> str:
+    """A cell that refers to the reason, which is added to the others if it is new."""
+    reason = re.sub(r"^kl \w+ is", "a divergence over several tokens is", issue.message)
+    return f"refused: {reasons.setdefault(reason, len(reasons) + 1)}"
+
+
 def _gallery() -> list[str]:
-    """The published objectives, as the comments at the top of their files have them."""
+    """Returns the table of the published objectives, from the comments at the top of their files."""
     rows = ["| file | source | differs | certificate |", "|---|---|---|---|"]
     for file in sorted((ROOT / "specs" / "objectives").glob("*.yaml")):
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -322,7 +372,7 @@ def _penalty(rival: PublishedObjective) -> str:
 
 
 def _knob(value: Any) -> str:
-    """A number, or the numbers of a clip without those that are off."""
+    """Returns a number, or the numbers of a clip that are not 0."""
     if isinstance(value, BaseModel):
         return ", ".join(f"{name} {number:g}" for name, number in value.model_dump().items() if number)
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -333,7 +383,7 @@ def _paragraphs(function: Callable[..., Any]) -> list[str]:
 
 
 def command_page() -> str:
-    """Every verb with its arguments and options."""
+    """Returns the page with every verb, its arguments and options."""
     from pipelines.cli import app
 
     lines = [
@@ -365,11 +415,11 @@ def _commands(group: Any, prefix: str) -> list[str]:
 
 
 def decisions_page() -> str:
-    """A list of the decisions, by their titles."""
+    """Returns the list of the decisions, by their titles."""
     pages = sorted((DOCS / "decisions").glob("0*.md"))
     titles = [path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for path in pages]
     lines = [f"- {int(path.name[:4])}: [{title}]({path.name})" for path, title in zip(pages, titles, strict=True)]
-    about = "What was chosen, what else there is, and what the choice gives up."
+    about = "Each page has a choice, its alternatives, and the costs of the choice."
     return "\n".join(["# Why it is so", MADE, about, "", *lines]) + "\n"
 
 

@@ -148,7 +148,7 @@ def _trouble_of_prefect(error: Exception) -> str:
     broken = [path for path in there if not _is_read(path)]
     places = [*map(str, (path.absolute() for path in broken or there)), *([] if broken else ["PREFECT_* variables"])]
     why = " ".join(str(error).split())
-    return f"{', '.join(places)}: Prefect cannot read its settings: {why}\n  hint: mend it, or call rpg from elsewhere"
+    return f"{', '.join(places)}: Prefect cannot read its settings: {why}\n  hint: fix it, or call rpg elsewhere"
 
 
 def _is_read(path: Path) -> bool:

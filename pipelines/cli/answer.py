@@ -97,7 +97,7 @@ def next_lines(document: "Document", outcomes: Sequence[RunOutcome], *, single: 
     of_many = not single and (experiment.matrix is not None or len(experiment.seeds) > 1)
     if of_many and any(outcome.interrupted for outcome in outcomes):
         verb = "run" if experiment.trains else "evaluate"
-        commands.append((f"rpg {verb} {file()}", "go on with all runs; what is done is reused"))
+        commands.append((f"rpg {verb} {file()}", "continue all runs; finished work is reused"))
     for outcome in outcomes:
         if outcome.status == "failed":
             commands.append((f"rpg logs {outcome.run.run_id}", "what went wrong"))

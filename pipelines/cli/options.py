@@ -30,7 +30,7 @@ RunId = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="A run's id; or its beginning, or that of its last eight characters, where that fits no other run.",
+        help="A run's id, or a unique prefix of it or of its last eight characters.",
         autocompletion=complete_recorded("runs"),
     ),
 ]
@@ -47,7 +47,7 @@ Overrides = Annotated[
     typer.Option("--set", metavar="PATH=VALUE", help="Overrides a field of the spec; so does PATH=VALUE alone."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write.")]
 Profile = Annotated[str, typer.Option(envvar="RPG_PROFILE", help="A Prefect API's URL or a Prefect profile's name.")]
 Pool = Annotated[
     str, typer.Option(help="The work pool whose workers take it; without it the spec's launcher.pool, else rpg.")
@@ -84,6 +84,6 @@ Parallel = Annotated[
         "--parallel",
         metavar="N|auto",
         callback=_number_or_auto,
-        help="Runs at a time; auto: as many as GPU slots are free for, on a CPU 1.",
+        help="Concurrent runs; auto: as many as have free GPU slots, or 1 on a CPU.",
     ),
 ]

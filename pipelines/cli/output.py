@@ -179,7 +179,7 @@ def table_text(
 
     Args:
         num_rows: total number of rows, if these are only the first.
-        width: characters of a line; None: the terminal's, or no limit if stdout is no terminal; 0: no limit.
+        width: characters of a line; None: the terminal's, or no limit if stdout is not a terminal. 0 means no limit.
     """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len

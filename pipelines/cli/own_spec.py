@@ -5,15 +5,17 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specs.documents.strict_json import parse_json
 from specs.errors import Issue, SpecError
 from specs.machine.foreign.limited import limited_memory
-from specs.machine.foreign.tables import allowed_memory, lines_of, require_parquet
+from specs.machine.foreign.tables import allowed_memory, require_parquet
+
+if TYPE_CHECKING:
+    from rpg.rewards.functions.python import Arguments
 
 _PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "prompts")
 _ANSWERS = ("answer", "reward_model.ground_truth", "ground_truth", "solution", "gold", "target", "label", "output")
@@ -21,6 +23,16 @@ _HELD_OUT = 100
 """Number of held-out problems; half of a small file."""
 _READ = 5000
 """Number of the file's rows that are read."""
+_TOKENIZED = 200
+"""Number of the longest texts that are tokenized."""
+_RESPONSE, _LONGEST_RESPONSE = 256, 2048
+"""Least and most tokens of a response. Between them it has four times the tokens of the longest answer."""
+_LEAST_RESPONSE = 16
+"""Tokens that are left to a response if the prompts need nearly the whole context."""
+_LONGEST_CONTEXT = 8192
+"""Tokens of a context whose length the model does not give."""
+_HELD_OUT_PARTS = ("test", "validation", "valid", "dev", "eval")
+"""Parts of a dataset to evaluate on, the first one that there is."""
 _TEXT = """\
 # `rpg plan experiment.yaml` shows what would run, `rpg run experiment.yaml` runs it.
 name: {name}
@@ -31,17 +43,17 @@ seeds: [0]                   # one run each; three or more before you believe a 
 data:
   train:
     - source: {source}
-      path: {path}{delimiter}
-      columns: {{prompt: {prompt}, answer: {answer}}}{others}
-  evaluation:                # the first {held_out} problems; they leave the training set
+      path: {path}{more}
+      columns: {columns}{others}
+  evaluation:                # {evaluated}
     - name: held_out
       limit: {held_out}
       source: {source}
-      path: {path}{delimiter}
-      columns: {{prompt: {prompt}, answer: {answer}}}
+      path: {path}{held_more}
+      columns: {columns}
   prompt: {asked}
   overlap: drop
-  max_prompt_length: {longest}   # tokens; with the response it must fit the model's context
+  max_prompt_length: {longest}   # tokens, {measured}; with the response it must fit the model's context
 
 rollout:
   engine: transformers       # or vllm, on a GPU
@@ -87,102 +99,229 @@ warm_up:                     # supervised steps first: a model that never answer
 """
 
 
-def own_spec(data: Path, model: str, reward: str, directory: Path, *, prompt: str = "", answer: str = "") -> str:
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The first rows of a user's problems, and how a spec names them."""
+
+    source: str
+    """Kind of source."""
+    rows: list[dict[str, Any]]
+    """Column -> value; columns inside structs have dotted names."""
+    more: str = ""
+    """Further entries of the training set, each on a line of its own."""
+    held_out: str = ""
+    """Those of the evaluation set, if they differ from the training set's."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all columns."""
+        return list(dict.fromkeys(name for row in self.rows for name in row))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lengths:
+    """Lengths in tokens."""
+
+    prompt: int
+    response: int
+    measured: str
+    """How they were found, for a comment."""
+
+
+def own_spec(
+    data: Path, model: str, reward: str, directory: Path, *, prompt: str = "", answer: str = "", split: str = ""
+) -> str:
     """The text of a spec that lies in `directory`.
 
     Args:
-        prompt: the column with the prompts; empty: found by its usual name.
-        answer: the column with the answers; empty: found by its usual name.
+        data: a file, or a dataset of the Hub: a directory or an id.
+        prompt: the column with the prompts; by default one with a usual name.
+        answer: the column with the answers; by default one with a usual name.
+        split: the part of a dataset to train on; by default train.
         model: a directory or a Hub id; empty: a small one that is made on the spot.
-        reward: a reward's name, or a Python file with one.
+        reward: a reward's name, or a Python file with one, `FILE.py` or `FILE.py:FUNCTION`.
     Raises:
         SpecError: the file's column names are ambiguous, or there is no such reward or model directory.
     """
-    from specs.extensions import variants
-    from specs.schema.fields import nearest
-    from specs.schema.reward import Reward
-
-    known = sorted(variants(Reward))
-    if reward.endswith(".py"):
-        reward = f"python, path: {json.dumps(_beside(Path(reward), directory))}{_function(Path(reward))}"
-    elif reward not in known:
-        raise SpecError(Issue("--reward: unknown reward", (), reward, ", ".join(known), nearest(reward, known)))
-    source, delimiter, rows = _read(data)
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    reward, arguments = _reward(reward, directory)
+    table = _read(data, split)
+    columns = table.columns
     prompt = _column("prompt", _PROMPTS, columns, data, prompt)
     answer = _column("answer", _ANSWERS, columns, data, answer)
-    others = [name for name in columns if name not in (prompt, answer)]
+    if unknown := arguments.missing(columns):
+        allowed = ", ".join(columns)
+        raise SpecError(
+            Issue("--reward: the function takes what no column holds", (), unknown[0], allowed, "", str(data))
+        )
+    keep = [name for name in arguments.named if name in columns and name not in arguments.given]
+    others = [name for name in columns if name not in (prompt, answer, *keep)]
     if not os.path.isdir(model) and (model.startswith((".", "/", "~")) or model.count("/") > 1):
         raise SpecError(Issue("--model: no such directory", (), model, "a directory, or a Hub id"))
-    longest = _power_of_two(rows, prompt, least=256 if model else 16, most=8192)
-    response = 256 if model else _power_of_two(rows, answer, least=8, most=256)
+    tokenizer, context = _tokenizer(model) if model else (None, 0)
+    chat = bool(tokenizer and tokenizer.chat_template)
+    lengths = _lengths(table.rows, prompt, answer, tokenizer, context, is_scratch=not model)
     if model:
         path = json.dumps(_beside(Path(model), directory) if os.path.isdir(model) else model)
         model_section = _PRETRAINED.format(path=path)
     else:
-        model_section = _SCRATCH.format(context=longest + response)
+        model_section = _SCRATCH.format(context=lengths.prompt + lengths.response)
+    kept = f", keep: {json.dumps(keep)}" if keep else ""
     return _TEXT.format(
         name=re.sub(r"[^a-z0-9-]+", "-", data.stem.lower()).strip("-")[:63] or "own",
         file=data.name,
         model=model_section,
-        source=source,
-        path=json.dumps(_beside(data, directory)),
-        delimiter=f"\n      delimiter: {json.dumps(delimiter)}" if delimiter != "," else "",
-        prompt=json.dumps(prompt),
-        answer=json.dumps(answer),
+        source=table.source,
+        path=json.dumps(_beside(data, directory) if data.exists() else str(data)),
+        more=table.more,
+        held_more=table.held_out or table.more,
+        held_out=_HELD_OUT if table.held_out else max(1, min(_HELD_OUT, _num_problems(table.rows, prompt) // 2)),
+        evaluated=(
+            "problems of another part of the dataset"
+            if table.held_out
+            else "the first problems; they leave the training set"
+        ),
+        columns=f"{{prompt: {json.dumps(prompt)}, answer: {json.dumps(answer)}{kept}}}",
         others=f"  # others: {', '.join(others)}" if others else "",
-        asked="{type: chat}" if _has_chat_template(model) else '{type: template, template: "{prompt}\\n"}',
-        held_out=max(1, min(_HELD_OUT, len(rows) // 2)),
-        longest=longest,
-        response=response,
+        asked="{type: chat}" if chat else '{type: template, template: "{prompt}\\n"}',
+        longest=lengths.prompt,
+        measured=lengths.measured,
+        response=lengths.response,
         reward=reward,
         prompts=8,
         rate="1e-6" if model else "1e-4",
     )
 
 
-def _power_of_two(rows: Sequence[dict[str, Any]], column: str, *, least: int, most: int) -> int:
-    """Returns the tokens that a column's texts in these rows need, with one for each byte and one at the end, as a
-    power of two within bounds."""
-    longest = max((len(str(row.get(column, "")).encode()) for row in rows), default=0) + 1
-    return min(max(least, 1 << longest.bit_length()), most)
+def _num_problems(rows: Sequence[dict[str, Any]], prompt: str) -> int:
+    """Returns the number of different problems in the rows."""
+    from rpg.data.problems import content_id
+
+    return len({content_id(_text(row.get(prompt))) for row in rows})
 
 
-def _function(reward: Path) -> str:
-    """Returns the spec's entry for a reward file's function, if that is not `score`."""
+def _text(value: Any) -> str:
+    """Returns the text of a cell; of messages, their contents."""
+    if isinstance(value, list):
+        return "\n\n".join(str(each.get("content", "")) for each in value if isinstance(each, dict))
+    return str(value)
+
+
+def _lengths(
+    rows: Sequence[dict[str, Any]], prompt: str, answer: str, tokenizer: Any, context: int, *, is_scratch: bool
+) -> _Lengths:
+    """Returns the lengths that prompts and responses need.
+
+    Args:
+        tokenizer: the model's; None if it is not on this machine, or if the model is made on the spot. Each byte then
+            counts as a token.
+        context: the model's.
+        is_scratch: whether the model is made on the spot.
+    """
+    prompts = _longest([row.get(prompt) for row in rows])
+    answers = [_text(each) for each in _longest([row.get(answer) for row in rows])]
+    if is_scratch:
+        of_prompt = _power_of_two(max(len(_text(each).encode()) for each in prompts), least=16, most=8192)
+        of_answer = _power_of_two(max(len(each.encode()) for each in answers), least=8, most=256)
+        return _Lengths(of_prompt, of_answer, "one token for each byte")
+    if tokenizer is None:
+        longest = max(len(_text(each).encode()) for each in prompts)
+        return _Lengths(_power_of_two(longest, least=256, most=8192), _RESPONSE, "estimated, one for each byte")
+    texts = _rendered(tokenizer, prompts) if tokenizer.chat_template else [f"{_text(each)}\n" for each in prompts]
+    of_prompt, of_answer = (max(map(len, tokenizer(each)["input_ids"])) for each in (texts, answers))
+    longest = _power_of_two(of_prompt, least=32, most=max(context // 2, min(of_prompt, context - _LEAST_RESPONSE)))
+    response = _power_of_two(4 * of_answer, least=_RESPONSE, most=_LONGEST_RESPONSE)
+    return _Lengths(longest, min(response, context - longest), f"the longest that was read has {of_prompt}")
+
+
+def _longest(values: Sequence[Any]) -> list[Any]:
+    """Returns the values with the longest texts: the one with most tokens is among them."""
+    return sorted(values, key=lambda value: len(_text(value)))[-_TOKENIZED:]
+
+
+def _tokenizer(model: str) -> tuple[Any, int]:
+    """Returns a model's tokenizer and context; no tokenizer if it is not on this machine."""
+    from rpg.base.stage import look_at
+    from rpg.pretrained import context_of
+    from specs.schema.model import PretrainedModel
+
     try:
-        tree = ast.parse(reward.read_text(encoding="utf-8"))
+        found = look_at(PretrainedModel(source="pretrained", path=model), build=False)
+    except SpecError:  # `rpg validate --deep` reports the cause
+        return None, 0
+    return found.tokenizer, (found.config and context_of(found.config)) or _LONGEST_CONTEXT
+
+
+def _rendered(tokenizer: Any, prompts: Sequence[Any]) -> list[str]:
+    """Returns prompts as the model's chat template renders them; as plain text if it fails, which `rpg validate --deep`
+    reports."""
+    from rpg.data.chat_template import TemplateError, render_all
+
+    chats = [each if isinstance(each, list) else [{"role": "user", "content": str(each)}] for each in prompts]
+    try:
+        return render_all(tokenizer, [json.dumps(chat) for chat in chats])
+    except TemplateError:
+        return list(map(_text, prompts))
+
+
+def _power_of_two(tokens: int, *, least: int, most: int) -> int:
+    """Returns the number of tokens, with one more for the end, as a power of two within bounds."""
+    return min(max(least, 1 << (tokens + 1).bit_length()), most)
+
+
+def _reward(named: str, directory: Path) -> "tuple[str, Arguments]":
+    """Returns a reward's entry in the spec and its function's arguments. Raises SpecError if it cannot be found."""
+    from rpg.rewards.functions.python import Arguments, arguments_of
+    from specs.extensions import variants
+    from specs.schema.fields import nearest
+    from specs.schema.reward import Reward
+
+    file, _, function = named.partition(".py:") if ".py:" in named else (named.removesuffix(".py"), "", "")
+    if not (named.endswith(".py") or function):
+        known = sorted(variants(Reward))
+        if named not in known:
+            raise SpecError(Issue("--reward: unknown reward", (), named, ", ".join(known), nearest(named, known)))
+        return named, Arguments((), ())
+    path = Path(f"{file}.py")
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise _wrong(f"cannot be read: {error.strerror}", reward) from None
+        raise _wrong(f"cannot be read: {error.strerror}", path) from None
     except (SyntaxError, ValueError) as error:
-        raise _wrong(f"is no Python: {getattr(error, 'msg', error)}", reward) from None
+        raise _wrong(f"is no Python: {getattr(error, 'msg', error)}", path) from None
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]
-    if "score" in names:
-        return ""
-    if len(names) != 1:
-        raise _wrong("has no function `score`", reward, ", ".join(names))
-    return f", function: {names[0]}"
+    function = function or ("score" if "score" in names or len(names) != 1 else names[0])
+    if function not in names:
+        hint = f"say which: `--reward {path}:{names[0]}`" if names else ""
+        raise SpecError(Issue(f"has no function `{function}`", (), "", ", ".join(names), hint, str(path)))
+    entry = f"python, path: {json.dumps(_beside(path, directory))}"
+    entry += f", function: {function}" if function != "score" else ""
+    return entry, arguments_of(tree, function)
 
 
-def _read(data: Path) -> tuple[str, str, list[dict[str, Any]]]:
-    """Kind of source that reads the file, its delimiter, and its first rows, columns inside structs with dots."""
-    from rpg.data.columns import names
+def _read(data: Path, split: str) -> _Table:
+    """Returns the first rows of a file or a dataset. Raises SpecError if they cannot be read."""
+    from rpg.data.columns import cell, names
+    from rpg.data.sources import jsonl
     from rpg.data.sources.csv import delimiter_of, rows_of
 
-    delimiter = ","
-    kinds = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
-    kind = kinds.get(data.suffix.lower(), "")
+    kinds = {".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+    kind = "hub" if data.is_dir() else kinds.get(data.suffix.lower(), "")
+    if not kind and not data.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(data)):
+        kind = "hub"
     if not kind:
-        raise _wrong("is of no known kind", data, ", ".join(kinds))
-    if not data.is_file():
+        raise _wrong("is of no known kind", data, f"{', '.join(kinds)}, or a dataset's directory or Hub id")
+    if kind != "hub" and not data.is_file():
         raise _wrong("no such file", data)
+    more = held_out = ""
     try:
         if kind == "csv":
             delimiter = delimiter_of(data)
             rows: list[dict[str, Any]] = [row for _, row in islice(rows_of(data, delimiter), _READ)]
+            more = f"\n      delimiter: {json.dumps(delimiter)}" if delimiter != "," else ""
         elif kind == "jsonl":
-            with data.open(encoding="utf-8-sig") as lines:
-                rows = [parse_json(line) for line in islice(lines_of(lines), _READ) if line.strip()]
+            rows = [row for _, row in islice(jsonl.rows_of(data), _READ)]
+        elif kind == "hub":
+            rows, more, held_out = _of_hub(str(data), split)
         else:
             import pyarrow.parquet as pq
 
@@ -190,14 +329,33 @@ def _read(data: Path) -> tuple[str, str, list[dict[str, Any]]]:
             with limited_memory(allowed_memory(size)), pq.ParquetFile(data) as table:
                 require_parquet(size, table.metadata)
                 rows = next(table.iter_batches(_READ)).to_pylist()
-        flat = [{name: row.get(name) for name in names(row)} for row in rows]
+        flat = [{name: cell(row, name) for name in names(row)} for row in rows]
     except SpecError as error:
         raise SpecError(*(replace(issue, path=(), file=str(data)) for issue in error.issues)) from None
     except (OSError, ValueError, MemoryError, RecursionError, AttributeError, StopIteration) as error:
         raise _wrong(f"cannot be read as {kind}: {str(error)[:200]}", data) from None
     if not flat:
         raise _wrong("has no rows", data)
-    return kind, delimiter, flat
+    return _Table(kind, flat, more, held_out)
+
+
+def _of_hub(path: str, split: str) -> tuple[list[dict[str, Any]], str, str]:
+    """Returns the first rows of a dataset, and the entries that name its parts: to train on, and to evaluate on if the
+    dataset has such a part."""
+    from rpg.data.sources.hub import HubSource
+
+    splits = HubSource(source="hub", path=path).splits()
+    if split and split not in splits:
+        raise SpecError(Issue("--split: no such part", (), split, ", ".join(splits)))
+    if not split and "train" not in splits and len(splits) > 1:
+        hint = "say which to train on: `--split NAME`"
+        raise SpecError(Issue("the dataset has no part `train`", (), ", ".join(splits), "", hint))
+    chosen = split or ("train" if "train" in splits else splits[0])
+    entries = "\n      split: {}"
+    more = entries.format(json.dumps(chosen)) if chosen != "train" else ""
+    held_out = next((name for name in _HELD_OUT_PARTS if name in splits and name != chosen), "")
+    rows = HubSource(source="hub", path=path, split=chosen).rows(_READ)
+    return rows, more, entries.format(json.dumps(held_out)) if held_out else ""
 
 
 def _column(role: str, usual: Sequence[str], columns: Sequence[str], data: Path, given: str) -> str:
@@ -221,14 +379,6 @@ def _beside(path: Path, directory: Path) -> str:
     """Returns the path as a spec in the directory names it."""
     relative = os.path.relpath(path, directory)
     return relative if relative.startswith(".") else f"./{relative}"
-
-
-def _has_chat_template(model: str) -> bool:
-    if not os.path.isdir(model):
-        return False
-    config = Path(model) / "tokenizer_config.json"
-    in_config = config.is_file() and "chat_template" in config.read_text(encoding="utf-8")
-    return in_config or (Path(model) / "chat_template.jinja").is_file()
 
 
 def _wrong(message: str, data: Path, allowed: str = "") -> SpecError:

@@ -97,7 +97,7 @@ class ServerRecord:
         try:
             return [WaitingRun(**run) for run in served or ()]
         except TypeError as error:
-            raise SourceError(f"what answers for the record is none: {error}") from error
+            raise SourceError(f"the answer is not a record: {error}") from error
 
     def _show_waiting(self, waiting: Sequence[WaitingRun]) -> None:
         """Gives each waiting run without a record a directory, and removes those from earlier calls."""

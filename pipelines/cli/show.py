@@ -184,7 +184,7 @@ def _next(run: dict[str, Any]) -> dict[str, str]:
         case _:
             return {
                 f"rpg logs {run_id}": "what its processes wrote",
-                f"rpg resume {run_id}": "go on from the last checkpoint",
+                f"rpg resume {run_id}": "resume from the last checkpoint",
             } | commands
 
 
@@ -193,7 +193,7 @@ def _print_whole(run: dict[str, Any]) -> None:
     from rpg.certificate.reading import in_words
     from rpg.statistics import THESE_WEIGHTS
 
-    _section("Spec, where it differs from the defaults", run["spec"])
+    _section("Differences of the spec from the defaults", run["spec"])
     # In JSON, a run that was never launched has {"": {}}: programs may have come to rely on it.
     _section("Launch", {path: value for path, value in run["launch"].items() if path})
     _table("Stages", run["stages"], ("stage", "status", "cached", "started_at", "ended_at", "reason"))

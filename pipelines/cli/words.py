@@ -37,7 +37,7 @@ class Verbs(TyperGroup):
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns the verb of this name, or the one that it stands for; None if there is none."""
+        """Returns the verb of this name, or the one that it stands for; None if there is no such verb."""
         return super().get_command(ctx, cmd_name) or super().get_command(ctx, ALSO.get(cmd_name, ""))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

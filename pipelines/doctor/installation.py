@@ -12,6 +12,7 @@ from pipelines.home.home import Home
 from pipelines.launchers import Finding, launcher_of, launchers
 from pipelines.prefect.server.api import Services, answers, is_healthy, running_services, status_of_answer
 from pipelines.prefect.services.supervisord import ProcessState, Supervisor
+from pipelines.processes.gpu_faults import gpu_faults
 from rpg import sandbox
 from rpg.rewards import refusals
 from rpg.rewards.functions.judge import Judge
@@ -44,6 +45,7 @@ def examine(home: Home, experiment: Experiment | None = None) -> list[Finding]:
         "python": _python,
         "packages": _packages,
         "devices": _devices,
+        "gpu faults": _gpu_faults,
         "sandbox": lambda: _sandbox(experiment),
         "judges": lambda: _judges(experiment),
         "environment": lambda: _environment(experiment),
@@ -96,6 +98,11 @@ def _devices() -> Iterator[Finding]:
         yield Finding("devices", "ok", f"no CUDA device; {os.cpu_count()} CPU cores")
 
 
+def _gpu_faults() -> Iterator[Finding]:
+    for fault in gpu_faults():
+        yield Finding("gpu faults", "broken", fault)
+
+
 def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
     lack = sandbox.missing() or room.missing()
 
@@ -115,7 +122,7 @@ def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
         users = "reward.type: reasoning_gym and code, for the tool python and for agents' commands"
         yield Finding("sandbox", "note", f"{lack.reason}; needed for {users}: {lack.hint}")
     else:
-        made = "bubblewrap makes one for rewards that may run what a response says"
+        made = "bubblewrap provides one for rewards that may run a response's text"
         yield Finding("sandbox", "ok", f"{made}; memory is limited by process (rlimits), not by program (cgroup)")
 
 
@@ -155,7 +162,7 @@ def _home(home: Home) -> Iterator[Finding]:
         if status_of(path.parent, read_json(path)) == "crashed"
     ]
     if crashed:
-        yield Finding("crashed runs", "note", f"{', '.join(sorted(crashed))}; `rpg resume` goes on with one")
+        yield Finding("crashed runs", "note", f"{', '.join(sorted(crashed))}; `rpg resume` continues with one")
 
 
 def _database(home: Home) -> Iterator[Finding]:
@@ -194,7 +201,7 @@ def _services(home: Home) -> Iterator[Finding]:
     for program in dict.fromkeys(process.program for process in states):
         yield _program(home, services, [process for process in states if process.program == program])
     refuses = status_of_answer(f"{services.url}/admin/version") == 401
-    message = "the API refuses who shows no password" if refuses else "the API answers who shows no password"
+    message = "the API refuses who shows no password" if refuses else "the API answers without a password"
     yield Finding("password", "ok" if refuses else "broken", message)
 
 

@@ -113,7 +113,7 @@ def _strange_file(export: Export) -> str:
                 return f"{name} is a link, or lies behind one: export the run again, or copy the files themselves"
         found = (export.directory / name).lstat() if (export.directory / name).exists() else None
         if found and not stat.S_ISREG(found.st_mode):
-            return f"{name} is no regular file"
+            return f"{name} is not a regular file"
         if found and found.st_nlink > 1:
             return f"{name} is a hard link: its content may change with another file's; copy the export (`cp -r`)"
     return ""

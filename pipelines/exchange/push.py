@@ -214,7 +214,7 @@ def _taken_back(api: "HfApi", repo: str) -> str:
             api.delete_repo(repo)
             return ""
     except Exception:  # any library may raise here, as above
-        return f"\n  {repo} was made for it and may be there, empty: `hf repos delete {repo}` removes it"
+        return f"\n  {repo} was created for it and may still exist, empty: `hf repos delete {repo}` removes it"
     return f"\n  {repo} holds files all the same: the commit may have arrived, and its answer not"
 
 

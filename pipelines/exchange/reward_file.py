@@ -21,7 +21,7 @@ def write_rewards(rewards: Mapping[str, Callable[..., Any]], home: Home) -> dict
 
 def _write(name: str, function: Callable[..., Any], home: Home) -> dict[str, Any]:
     if not re.fullmatch(r"[^\W\d]\w*", name):
-        raise SpecError(Issue("is no name", ("rewards", name), allowed="letters, digits and _"))
+        raise SpecError(Issue("is not a name", ("rewards", name), allowed="letters, digits and _"))
     if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
         kind = "lambda" if isinstance(function, FunctionType) else type(function).__name__
         raise _unwritable(name, f"it is a {kind}, and not a function that `def` has made")

@@ -72,7 +72,7 @@ class Home:
             raise RpgError(f"{self.root} cannot be written to\n{_ELSEWHERE}")
 
     def check_space(self) -> None:
-        """Raises RpgError where the disk has less room than a run's own files take, the model aside."""
+        """Raises RpgError if the disk has less room than a run's own files need, not counting the model."""
         free = self.free_bytes
         if free < LEAST_FREE:
             message = (
@@ -190,5 +190,5 @@ def _unusable(path: str) -> str:
 def _name(text: str) -> str:
     """Returns a text from a user or a server as one part of a path. Raises RpgError if it cannot be one."""
     if text in ("", ".", "..") or "/" in text or "\0" in text:
-        raise RpgError(f"{text!r} is no name of anything here: names hold no slash")
+        raise RpgError(f"{text!r} is not a name of anything here: names contain no slash")
     return text

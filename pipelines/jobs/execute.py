@@ -60,7 +60,7 @@ def run_study_here(
     """Runs a study with one Prefect server for all its trials, and returns its record. Main thread only.
 
     Args:
-        parallel: trials at a time; 0: as the study says.
+        parallel: concurrent trials; 0 means the study's `parallel`.
         quiet: hides progress.
         own_process: as for `run_here`.
     Raises:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pipelines.home.home import Home
     from pipelines.planning.device import Device
     from pipelines.planning.plan import Plan
+    from pipelines.planning.steps.parts import MeanLengths
     from rpg.base.shape import ModelShape
     from specs.document import Document
     from specs.errors import Issue
@@ -32,11 +33,14 @@ def runs_document(document: Document | StudyDocument) -> Document:
     return document.experiment if isinstance(document, StudyDocument) else document
 
 
-def plan_data(document: Document | StudyDocument, made: Plan, home: Home) -> dict[str, Any]:
+def plan_data(
+    document: Document | StudyDocument, made: Plan, home: Home, *, means: MeanLengths | None = None
+) -> dict[str, Any]:
     """Returns the plan as JSON data.
 
     Args:
         made: the plan of `runs_document`.
+        means: mean lengths that the time of a step assumes. If left out, the longest.
     """
     from specs.study_document import StudyDocument
 
@@ -44,13 +48,26 @@ def plan_data(document: Document | StudyDocument, made: Plan, home: Home) -> dic
         from pipelines.jobs.study_plan import study_plan_data
 
         return study_plan_data(document, made, home)
-    return _as_data(made)
+    return _as_data(made, means)
 
 
 def print_plan(
-    document: Document | StudyDocument, made: Plan, home: Home, console: Console, *, all_runs: bool = False
+    document: Document | StudyDocument,
+    made: Plan,
+    home: Home,
+    console: Console,
+    *,
+    all_runs: bool = False,
+    means: MeanLengths | None = None,
+    placement: bool = False,
 ) -> None:
-    """Prints the plan for a reader. `all_runs`: shows every run, however many there are."""
+    """Prints the plan for a reader.
+
+    Args:
+        all_runs: shows every run, however many there are.
+        means: see `plan_data`.
+        placement: shows each split of the GPUs between training and sampling.
+    """
     from specs.study_document import StudyDocument
 
     if isinstance(document, StudyDocument):
@@ -59,6 +76,8 @@ def print_plan(
         print_study_plan(document, study_plan_data(document, made, home), console)
     else:
         _print_runs(made, each=all_runs or len(made.runs) <= MOST_RUNS, console=console)
+        for line in _step(made, means, placement=placement):
+            console.print(line, markup=False)
 
 
 def findings(document: Document | StudyDocument, made: Plan, home: Home) -> tuple[list[Issue], list[Issue]]:
@@ -69,8 +88,9 @@ def findings(document: Document | StudyDocument, made: Plan, home: Home) -> tupl
     from pipelines.planning.gpu_hours import precision_warnings
     from pipelines.planning.memory_warnings import disk_warnings, memory_warnings
     from pipelines.processes.forking import has_forked
+    from pipelines.processes.gpu_faults import gpu_faults
     from pipelines.running.gpu_slots import concurrency_warnings
-    from specs.errors import in_file_order
+    from specs.errors import Issue, in_file_order
 
     experiment = made.document
     of_runs = {
@@ -85,6 +105,10 @@ def findings(document: Document | StudyDocument, made: Plan, home: Home) -> tupl
     }
     to_train = [run.experiment for run in made.runs if run.experiment.trains and run.stage("train").action != "CACHED"]
     of_runs.update(disk_warnings(to_train, home.free_bytes))
+    if any(each.resources.device != "cpu" and each.launcher.type == "local" for each in to_train):
+        of_runs.update(
+            Issue(fault, ("resources", "device"), hint="see docs/clusters.md: faults of GPUs") for fault in gpu_faults()
+        )
     warnings = [*document.warnings, *(experiment.locate(warning) for warning in of_runs)]
     to_do = unfinished(made.runs)
     errors, absent, odd = examined(experiment, to_do, forked=has_forked())
@@ -94,10 +118,15 @@ def findings(document: Document | StudyDocument, made: Plan, home: Home) -> tupl
     return in_file_order([*errors, *unscorable(experiment, to_do)]), warnings
 
 
-def _as_data(made: Plan) -> dict[str, Any]:
+def _as_data(made: Plan, means: MeanLengths | None) -> dict[str, Any]:
     """Returns the plan as JSON data."""
+    from pipelines.planning.steps.parts import MeanLengths
+    from pipelines.planning.steps.words import step_data
+
+    timed = _on_gpus(made)
     return {
         "experiment": made.document.experiment.name,
+        "step": step_data(*timed, means or MeanLengths()) if timed else None,
         "runs": [
             {
                 "run_id": run.run_id,
@@ -139,10 +168,10 @@ def _of_training(experiment: Experiment) -> dict[str, Any]:
 
 
 def _schedules(experiment: Experiment) -> dict[str, str]:
-    """Returns path -> schedule, in words, of each field that changes over training."""
-    from specs.schema.schedule import schedules_in
+    """Returns path -> schedule or closed loop, in words, of each field that changes over training."""
+    from specs.schema.schedule import loops_in, schedules_in
 
-    return {".".join(path): str(schedule) for path, schedule in schedules_in(experiment)}
+    return {".".join(path): str(each) for path, each in (*schedules_in(experiment), *loops_in(experiment))}
 
 
 def _memory(experiment: Experiment) -> dict[str, Any] | None:
@@ -173,6 +202,29 @@ def _gpu_hours(experiment: Experiment) -> dict[str, float] | None:
 
     shape = model_shape(experiment)
     return {**asdict(gpu_hours(experiment, shape)), "total": gpu_hours(experiment, shape).total} if shape else None
+
+
+def _on_gpus(made: Plan) -> tuple[Experiment, ModelShape, Device | None] | None:
+    """Returns the first run with its model's shape and its device, if a large model trains on GPUs."""
+    from pipelines.planning.device import LARGE, device_of
+    from pipelines.planning.model_shape import model_shape
+
+    experiment = made.runs[0].experiment
+    shape = model_shape(experiment) if experiment.trains else None
+    if shape is None or experiment.resources.device == "cpu" or shape.parameters < LARGE:
+        return None
+    return experiment, shape, device_of(experiment, shape)
+
+
+def _step(made: Plan, means: MeanLengths | None, *, placement: bool) -> list[str]:
+    """Returns the time of a step of the first run, in lines."""
+    from pipelines.planning.steps.parts import MeanLengths
+    from pipelines.planning.steps.words import placement_lines, step_lines
+
+    if timed := _on_gpus(made):
+        lengths = means or MeanLengths()
+        return [*step_lines(*timed, lengths), *(placement_lines(*timed, lengths) if placement else [])]
+    return ["split   no run trains a model of 50 million parameters or more on GPUs"] if placement else []
 
 
 def _print_runs(made: Plan, *, each: bool, console: Console) -> None:
@@ -263,7 +315,9 @@ def _algebra(made: Plan) -> list[str]:
         device = device_of(experiment, shape)
         parts = memory_estimate(planned_on(experiment, shape, device), shape)
         named = ["weights", "gradients", "optimizer", "reference", "activations", "logits", "kv_cache"]
-        named += [name for name in ("sampler", "gathered", "buckets", "scoring") if getattr(parts, name)]
+        named += [
+            name for name in ("sampler", "gathered", "distributions", "buckets", "scoring") if getattr(parts, name)
+        ]
         listed = ", ".join(f"{name.replace('_', ' ')} {_size(getattr(parts, name))}" for name in named)
         lines.append(
             f"memory  about {parts.total / GIB:.2f} GiB a rank{_of(device)} for "

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from pipelines.planning.certificates import certificate_lines, certified_runs
+from pipelines.planning.memory_warnings import memory_errors
 from specs.errors import Issue, SpecError, in_file_order, render
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def examined(
     findings = [(run.values, _known_or_examined(run, forked, thorough)) for run in distinct.values()]
     errors = [document.locate(issue, values) for values, (found, _, _) in findings for issue in found]
     errors += [document.locate(issue, run.values) for run, found in certified_runs(runs) for issue in found.issues]
+    errors += [document.locate(issue, run.values) for run in runs for issue in memory_errors(run.experiment)]
     absent = [document.locate(issue, values) for values, (_, found, _) in findings for issue in found]
     warnings = [document.locate(issue, values) for values, (_, _, found) in findings for issue in found]
     return in_file_order(errors), in_file_order(absent), in_file_order(warnings)

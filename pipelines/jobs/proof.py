@@ -87,7 +87,7 @@ def _span(home: Home, run_id: str, steps: int) -> tuple[int, int]:
     if steps:
         start = max((step for step in [0, *saved] if step + steps <= last), default=-1)
         if start < 0:
-            raise SpecError(Issue("the run has not so many steps", given=str(steps), allowed=f"at most {last}"))
+            raise SpecError(Issue("the run has fewer steps", given=str(steps), allowed=f"at most {last}"))
         return start, start + steps
     known = [0, *saved]
     start, end = (known[-2], known[-1]) if saved else (0, last)

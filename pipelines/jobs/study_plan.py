@@ -114,18 +114,19 @@ def _lines(document: StudyDocument, data: dict[str, Any]) -> list[str]:
         number = study.confirm.candidates
         arms = f"the baseline and the best {'trial' if number == 1 else f'{number} trials'}"
         *before, most = map(str, data["rounds"])
-        looks = f" in rounds: held against each other after {', '.join(before)} and {most}" if before else ""
+        looks = f" in rounds, compared after {', '.join(before)} and {most}" if before else ""
         lines.append(f"confirm   {arms}, each on at most {most} fresh seeds{looks}")
         if before:
             lines.append(
-                "          a candidate that cannot win any more has no further seed; the first that wins ends it"
+                "          a candidate that can no longer win gets no further seed; the first winner ends the"
+                " confirmation"
             )
     units = {"tokens": "response tokens", "gpu_hours": "GPU hours", "hours": "hours"}
     limits = [f"{_number(limit)} {units[name]}" for name, limit in data["budget"].items() if limit]
     if limits:
         aside = ", less what the confirmation may cost at most, going by the baseline's cost, but at most half"
         ends = f"the search ends after {' or '.join(limits)}{aside if study.confirm else ''}"
-        lines.append(f"budget    {ends}; what is under way is finished")
+        lines.append(f"budget    {ends}; trials in progress are finished")
     lines.append(f"shared    {', '.join(f'{stage} {action}' for stage, action in data['shared'].items())}")
     if data["varying_cost"]:
         lines.append(f"varies    {', '.join(data['varying_cost'])}: counted at the experiment's own value")

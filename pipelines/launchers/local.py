@@ -69,7 +69,7 @@ def local_command(
 
     Args:
         port: a free TCP port, at which the ranks meet.
-        devices: one GPU for each rank, as CUDA_VISIBLE_DEVICES names it; empty: the first ones.
+        devices: one GPU for each rank, as CUDA_VISIBLE_DEVICES names it. Empty means the first ones.
     """
     world = base64.urlsafe_b64encode(json.dumps({"localhost": list(devices) or list(range(ranks))}).encode()).decode()
     return [

@@ -32,7 +32,10 @@ def shared_steps(one: Identity, other: Identity, steps: int) -> int:
         for step in range(1, steps + 1)
         if any(first.at(step) != second.at(step) for first, second in pairs if first and second)
     )
-    return next(parting, steps + 1) - 1
+    shared = next(parting, steps + 1) - 1
+    # A checkpoint holds the batches that are sampled ahead, at the temperatures of later steps.
+    ahead = int(one.get("rollout.max_staleness", 0)) if "rollout.temperature" in fields else 0
+    return max(0, shared - ahead)
 
 
 def _acts(value: ValueSchedule) -> bool:

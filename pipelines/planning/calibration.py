@@ -43,8 +43,8 @@ def _sentence(home: Home, judge: "Judge") -> str:
     record = kept(home, judge)
     if not record:
         return (
-            f"The judge {judge.model} has not been held against labels: a gain in what it says may be its own"
-            " (`rpg judge calibrate`)."
+            f"The judge {judge.model} has not been compared with labels: a gain in its scores may be an artefact (`rpg"
+            " judge calibrate`)."
         )
     agreement, kappa = (_text(record[name]) for name in ("agreement", "kappa"))
     what = "pairs of answers" if judge.compares() else "answers"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pipelines.planning.evaluations import evaluated_checkpoints, evaluation_problems
+from pipelines.planning.gpu_sharing import with_recomputation
 from pipelines.planning.memory import engine_memory, turn_bounds
 from pipelines.planning.roofline import PRODUCTS, step_seconds
 from rpg.base.shape import ModelShape
@@ -39,10 +40,11 @@ class GpuHours:
 
 def gpu_hours(experiment: Experiment, shape: ModelShape) -> GpuHours:
     """Returns the hours on H100s. Loading is not counted."""
+    experiment = with_recomputation(experiment, shape)
     training, rollout = experiment.training, experiment.rollout
     responses = training.prompts_per_step * training.group_size
     rounds = rollout.dynamic_sampling.max_batches if rollout.dynamic_sampling else 1
-    sampling = _sampling_seconds(experiment, shape, responses, turn_bounds(experiment))
+    sampling = sampling_seconds(experiment, shape, responses, turn_bounds(experiment))
     each, step = evaluation_hours(experiment, shape), step_seconds(experiment, shape)
     return GpuHours(
         sampling=training.steps * rounds * sampling * experiment.gpus / 3600,
@@ -60,7 +62,7 @@ def evaluation_hours(experiment: Experiment, shape: ModelShape) -> float | None:
         return None
     bounds = turn_bounds(experiment, evaluation.max_response_length or 0)
     responses = problems * evaluation.samples_per_problem
-    return _sampling_seconds(experiment, shape, responses, bounds) * experiment.gpus / 3600 if responses else 0.0
+    return sampling_seconds(experiment, shape, responses, bounds) * experiment.gpus / 3600 if responses else 0.0
 
 
 def precision_warnings(experiment: Experiment) -> list[Issue]:
@@ -80,7 +82,7 @@ def precision_warnings(experiment: Experiment) -> list[Issue]:
     ]
 
 
-def _sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int, bounds: TurnBounds) -> float:
+def sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int, bounds: TurnBounds) -> float:
     """Returns the seconds in which all samplers together sample this many responses, each at its full length.
 
     For every sampled token the weights are read once for all responses in flight, and the cache of each response.

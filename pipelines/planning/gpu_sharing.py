@@ -1,9 +1,11 @@
 """The learner's and the sampler's shares of a GPU's memory, chosen if the spec leaves them open.
 
-The keys are `rollout.sleep` and `rollout.memory_fraction` of a colocated vLLM engine, and
-`training.offload.while_sampling`. Sampling is fast if the cache of all responses in flight fits. The choice with the
+The keys are `rollout.sleep` and `rollout.memory_fraction` of a colocated vLLM engine,
+`training.offload.while_sampling`, and `training.gradient_checkpointing`.
+
+Sampling is fast if the cache of all responses in flight fits. The choice with the
 fewest moves that achieves this wins: both side by side; else they take turns; else the memory that only updates need
-leaves the GPU as well.
+leaves the GPU as well. Activations are recomputed as little as fits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,24 +22,32 @@ USABLE = 0.92
 """Share of a GPU's memory that is given away. Estimates are known to a tenth, and CUDA takes about 1 GiB."""
 ENGINE_FIXED = GIB
 """Memory of an engine beside weights, cache and passes: CUDA's graphs and workspaces."""
+LEVELS: tuple[bool | str, ...] = (False, "selective", True)
+"""Values of `training.gradient_checkpointing`, from the least arithmetic to the least memory."""
 SAMPLING_COPIES = 5
 """Arrays of float32 logits in which vLLM 0.32 samples: logits, filtered by top_p, logprobs, probabilities, noise."""
+
+
+Choice = bool | float | str
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSharing:
     """One choice of the keys that the spec leaves open."""
 
-    keys: Mapping[str, bool | float]
-    """Values by their names in `rollout` and `training.offload`."""
+    keys: Mapping[str, Choice]
+    """Values by their names in `rollout`, `training.offload` and `training`."""
     reason: str
 
     def __str__(self) -> str:
         """Returns keys and reason in one line."""
-        places = {"while_sampling": "training.offload.while_sampling"}
+        places = {
+            "while_sampling": "training.offload.while_sampling",
+            "gradient_checkpointing": "training.gradient_checkpointing",
+        }
         given = {places.get(key, f"rollout.{key}"): value for key, value in self.keys.items()}
         chosen = ", ".join(
-            f"{key} {str(value).lower() if isinstance(value, bool) else f'{value:g}'}" for key, value in given.items()
+            f"{key} {f'{value:g}' if isinstance(value, float) else str(value).lower()}" for key, value in given.items()
         )
         return f"{chosen}: {self.reason}"
 
@@ -58,27 +68,56 @@ def planned_on(experiment: Experiment, shape: ModelShape, device: Device | None)
     return on_device(experiment.sharing_memory(sharing.keys) if sharing else experiment, device)
 
 
-def sharing_inputs(experiment: Experiment) -> dict[str, Mapping[str, bool | float]]:
+def with_recomputation(experiment: Experiment, shape: ModelShape) -> Experiment:
+    """Returns the experiment with `gradient_checkpointing` as it runs on its device."""
+    level = planned_on(experiment, shape, device_of(experiment, shape)).training.gradient_checkpointing
+    return experiment.sharing_memory({"gradient_checkpointing": level})
+
+
+def sharing_inputs(experiment: Experiment) -> dict[str, Mapping[str, Choice]]:
     """Returns the choice as an input of the trainer; empty if the spec leaves nothing open."""
     shape = model_shape(experiment) if knows_gpu(experiment) else None
     sharing = gpu_sharing(experiment, shape, device_of(experiment, shape)) if shape else None
-    return {"sharing": sharing.keys} if sharing else {}
+    keys = dict(sharing.keys) if sharing else {}
+    if experiment.training.gradient_checkpointing == "auto":
+        is_unknown_gpu = experiment.resources.device == "cuda" or experiment.launcher.type != "local"
+        keys = {"gradient_checkpointing": is_unknown_gpu and experiment.resources.device != "cpu"} | keys
+    return {"sharing": keys} if keys else {}
 
 
 def knows_gpu(experiment: Experiment) -> bool:
     """Returns whether the run has a GPU whose memory is known.
 
     Either the spec asks for a GPU and gives its memory, or the run uses this machine's GPU, whose memory the spec may
-    give.
+    give. An option of sbatch asks for one too.
     """
     resources = experiment.resources
-    if resources.device == "cuda" and resources.memory_gib:
+    if resources.memory_gib and (
+        resources.device == "cuda" or (resources.device == "auto" and experiment.launcher.asks_for_gpus)
+    ):
         return True
     return resources.device != "cpu" and experiment.launcher.type == "local" and smallest_gpu() is not None
 
 
 def gpu_sharing(experiment: Experiment, shape: ModelShape, device: Device | None) -> GpuSharing | None:
     """Returns the choice of the open keys. None if no key is open, or the run does not fit in any way."""
+    if experiment.training.gradient_checkpointing != "auto":
+        return _of_memory(experiment, shape, device)
+    if device is None:
+        return None
+    for level in LEVELS:
+        tried = experiment.sharing_memory({"gradient_checkpointing": level})
+        sharing = _of_memory(tried, shape, device)
+        keys = sharing.keys if sharing else {}
+        needed = memory_estimate(on_device(tried.sharing_memory(keys), device), shape).total
+        if needed <= USABLE * device.memory_gib * GIB or level is LEVELS[-1]:
+            break
+    reason = f"the estimate is then {needed / GIB:.0f} of {device.memory_gib:g} GiB"
+    return GpuSharing({"gradient_checkpointing": level, **keys}, f"{sharing.reason}; {reason}" if sharing else reason)
+
+
+def _of_memory(experiment: Experiment, shape: ModelShape, device: Device | None) -> GpuSharing | None:
+    """Returns the choice of the keys that share memory."""
     rollout = experiment.rollout
     if (
         device is None
@@ -132,7 +171,7 @@ def _of_engine(experiment: Experiment, rollout: VllmRollout, shape: ModelShape, 
     best = enough[0] if enough else max(ways, key=lambda way: way.room, default=None)
     if best is None or best.room < (wanted if fraction else weights + cache / in_flight(experiment)):
         return None
-    keys: dict[str, bool | float] = {}
+    keys: dict[str, Choice] = {}
     if rollout.sleep == "auto":
         keys["sleep"] = best.sleep
     if fraction is None:
@@ -146,7 +185,7 @@ def _ways(experiment: Experiment, rollout: VllmRollout, estimate: MemoryEstimate
     """Yields the ways that the spec leaves open and in which an update has its memory, those with the
     fewest moves first."""
     resident = estimate.weights + estimate.only_for_updates + estimate.reference + estimate.scoring
-    learner = resident + estimate.gathered + estimate.activations + estimate.logits
+    learner = resident + estimate.for_passes
     leaving = experiment.training.offload.while_sampling
     if learner > usable:
         return

@@ -11,6 +11,7 @@ from pipelines.planning.model_shape import teacher_shape
 from rpg.base.shape import ModelShape
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import TurnBounds
+from specs.schema.schedule import largest
 from specs.schema.training import Lora, Training
 
 GIB = 2**30
@@ -71,6 +72,9 @@ class MemoryEstimate:
     activations: int
     logits: int
     """Logits of a chunk of tokens, and the gradient of the output head, which is summed over the chunks in float32."""
+    distributions: int
+    """The reference's distributions at a step's tokens, if a divergence is summed over tokens: hidden states, and a
+    copy of an output head that changes or is gathered; or the most likely tokens. 0 without such a sum."""
     kv_cache: int
     """For an engine that takes a share of a known memory, the share, its weights included. 0 if it has its own GPUs."""
     cache_stays: bool = False
@@ -86,8 +90,13 @@ class MemoryEstimate:
         fixed = (
             self.weights + self.gradients + self.buckets + self.optimizer + self.reference + self.sampler + self.scoring
         )
-        training = self.gathered + self.activations + self.logits
+        training = self.for_passes
         return fixed + (training + self.kv_cache if self.cache_stays else max(training, self.kv_cache - self.away))
+
+    @property
+    def for_passes(self) -> int:
+        """Returns the memory that only the passes of training need."""
+        return self.gathered + self.activations + self.logits + self.distributions
 
     @property
     def only_for_updates(self) -> int:
@@ -152,12 +161,13 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     kept = {"behaviour": 0, "initial": 0 if adapters else trained, "snapshot": trained, "model": of_teacher}
     update = experiment.reference.update
     # An average is kept in float32; the learner uses a copy in the training precision.
-    averages = low_precision and update is not None and update.ema_decay > 0
+    averages = low_precision and update is not None and largest(update.ema_decay) > 0
     reference = kept[experiment.reference.source] * (4 + size if averages else size)
     tokens = _largest_microbatch(experiment)
     least = 1 if experiment.resources.device == "cpu" else TOKENS_ON_GPU
     chunk = min(tokens, max(least, LOGITS // shape.vocab_size))
     logits = _logits(shape, chunk, size, has_gradient=not adapters)
+    logits += _compared_logits(experiment, (teacher or shape).vocab_size, chunk)
     share = engine_memory(experiment)
     elsewhere = experiment.gpus > training.ranks
     estimate = MemoryEstimate(
@@ -167,16 +177,41 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
         buckets=_buckets(trained, experiment, size) + _staged(shape, training) * size if stage else 0,
         optimizer=0 if training.offload.optimizer else optimizer // (training.ranks if stage else 1),
         reference=_shard(reference, training, 3),
-        sampler=0 if rollout.memory_share or rollout.reads_learner(training.zero_stage) else shape.parameters * size,
+        sampler=0
+        if elsewhere or rollout.memory_share or rollout.reads_learner(training.zero_stage)
+        else shape.parameters * size,
         gathered=_gathered(max(shape.parameters + adapters, of_teacher), training) * size,
         activations=_activations(shape, training, tokens, size, logits),
         logits=logits,
+        distributions=_distributions(experiment, teacher or shape, size),
         kv_cache=0 if elsewhere else share or wanted_cache(experiment, shape),
         scoring=scoring_memory(experiment),
         cache_stays=not elsewhere and ((share > 0 and not rollout.sleeps) or rollout.max_staleness > 0),
     )
     moves = training.offload.leaves_while_sampling and experiment.resources.device != "cpu"
     return replace(estimate, away=estimate.only_for_updates) if moves else estimate
+
+
+def _compared_logits(experiment: Experiment, vocabulary: int, chunk: int) -> int:
+    """Returns the bytes of the blocks of a chunk that a divergence over the vocabulary takes beside the policy's: the
+    reference's logits, and for the Jensen-Shannon divergence two of its work."""
+    objective = experiment.objective
+    if objective.summed_over != "full":
+        return 0
+    return (3 if objective.claim_divergence == "jensen_shannon" else 1) * chunk * vocabulary * 4
+
+
+def _distributions(experiment: Experiment, reference: ModelShape, size: int) -> int:
+    """Returns the bytes of the reference's distributions at all tokens of a step that a rank trains on."""
+    training, objective = experiment.training, experiment.objective
+    if objective.summed_over == "sampled":
+        return 0
+    tokens = -(-training.prompts_per_step * training.group_size // training.ranks) * turn_bounds(experiment).sampled
+    if objective.summed_over == "top_k":  # an id of 8 bytes and a logprob in float32
+        return tokens * min(objective.top_k, reference.vocab_size) * 12
+    changes = experiment.reference.source == "behaviour" and training.lora is None
+    head = reference.vocab_size * reference.hidden_size if changes or training.zero_stage == 3 else 0
+    return (tokens * reference.hidden_size + head) * size
 
 
 def in_flight(experiment: Experiment) -> int:
@@ -258,7 +293,7 @@ def _activations(shape: ModelShape, training: Training, tokens: int, size: int, 
     match training.gradient_checkpointing:
         case False:
             kept = layer
-        case True:
+        case True | "auto":  # a plan that knows the memory has chosen
             recomputed = layer
         case "selective":
             results, again = _product_activations(shape, size, fused=fused)

@@ -20,7 +20,7 @@ def disk_warnings(experiments: Iterable[Experiment], free: int) -> list[Issue]:
     """Returns a warning if the token rows of the runs may take more than a fifth of the free disk.
 
     Args:
-        experiments: of the runs that still train.
+        experiments: experiments of the unfinished runs.
         free: bytes.
     """
     each = [(batch_algebra(experiment).recorded_bytes, experiment.record.tokens) for experiment in experiments]
@@ -44,7 +44,7 @@ def memory_warnings(experiment: Experiment) -> list[Issue]:
     """Warns if the estimate exceeds the device's memory, see `device_of`."""
     shape = model_shape(experiment)
     device = device_of(experiment, shape) if shape else None
-    if shape is None or device is None or _fits(experiment, shape, device):
+    if shape is None or device is None or _fits(experiment, shape, device) or memory_errors(experiment):
         return []
     estimate = memory_estimate(planned_on(experiment, shape, device), shape)
     largest = f"largest part: {_largest_part(estimate, experiment.rollout)}{_gain_while_sampling(estimate, experiment)}"
@@ -65,6 +65,30 @@ def memory_warnings(experiment: Experiment) -> list[Issue]:
     ]
 
 
+def memory_errors(experiment: Experiment) -> list[Issue]:
+    """Returns an error if a run fits its device, but not with a divergence that is summed over tokens."""
+    if experiment.objective.summed_over == "sampled":
+        return []
+    shape = model_shape(experiment)
+    device = device_of(experiment, shape) if shape else None
+    sampled = experiment.objective.model_copy(update={"kl": "sampled", "divergence": "reverse"})
+    alone = experiment.model_copy(update={"objective": sampled})
+    if shape is None or device is None or _fits(experiment, shape, device) or not _fits(alone, shape, device):
+        return []
+    estimate = memory_estimate(planned_on(experiment, shape, device), shape)
+    given = f"{experiment.objective.summed_over}: {estimate.total / GIB:.1f} GiB a rank, with {device.memory_gib:g}"
+    smaller = "kl: top_k keeps fewer numbers a token, " if experiment.objective.summed_over == "full" else ""
+    return [
+        Issue(
+            f"the reference's distributions do not fit: {estimate.distributions / GIB:.1f} GiB",
+            path=("objective", "kl"),
+            given=given,
+            hint=f"{smaller}more ranks keep fewer tokens each, kl: sampled keeps nothing; resources.memory_gib says "
+            "what your GPUs have",
+        )
+    ]
+
+
 def _fits(experiment: Experiment, shape: ModelShape, device: Device) -> bool:
     return memory_estimate(planned_on(experiment, shape, device), shape).total <= device.memory_gib * GIB
 
@@ -73,7 +97,7 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
     remedies = {
         "weights": "training.zero_stage: 3 divides them among the ranks",
         "gradients": "training.zero_stage: 2 divides them among the ranks",
-        "buckets": "training.zero_stage: 0 adds them up where they are",
+        "buckets": "training.zero_stage: 0 adds them up in place",
         "optimizer": "training.zero_stage: 1 divides it, training.offload.optimizer moves it to the host",
         "reference": "reference.source: behaviour needs no second model, training.zero_stage: 3 divides it",
         "sampler": "below training.zero_stage: 3, with rollout.max_staleness: 0, sampling needs no second model",
@@ -82,6 +106,7 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
         "activations": "a smaller training.microbatch_tokens, training.gradient_checkpointing: selective or true, or "
         "training.sequence_parallel_size: 2 and more, by which ranks share a sequence",
         "logits": "a smaller vocabulary",
+        "distributions": "objective.kl: top_k or sampled",
         "kv_cache": rollout.smaller_cache,
     }
     name = max(remedies, key=lambda part: getattr(estimate, part))

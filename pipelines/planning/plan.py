@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Action = Literal["RUN", "CACHED", "RESUME"]
 _STEPS = "training.steps"
 STAGES = ("data", "base", "train", "evaluate", "report")
-ANEW = "made anew, as asked"
+ANEW = "computed again, as requested"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class _Planner:
                     if not reason:
                         taken_step, taken_from = self._begun_by_another(run)
                     if taken_step:
-                        action, reason = "RESUME", f"goes on from step {taken_step} of {taken_from}"
+                        action, reason = "RESUME", f"continues from step {taken_step} of {taken_from}"
                 elif name == "evaluate" and (other := self._evaluated_by_another(run)):
                     action, reason, taken_from = "CACHED", f"evaluated as {other}", other
             reason = reason or self._changes(name, stage, unfinished, run)
@@ -279,7 +279,7 @@ class _Planner:
             return "CACHED", f"done, with {others}" if others else "done"
         steps = [path for path in sorted(run.glob("checkpoints/step-*")) if not is_older(path, since)]
         if name == "train" and steps:
-            return "RESUME", f"goes on from {steps[-1].name}"
+            return "RESUME", f"continues from {steps[-1].name}"
         return "RUN", ""
 
     def _trained_by_another(self, run: _RunIdentity) -> tuple[Action, str, str]:
@@ -301,7 +301,7 @@ class _Planner:
             change = f"training.steps {_steps(longest)} -> {run.cell.experiment.training.steps}"
             return "RUN", f"{change}{self._place('training.steps', run.cell.values)}; from the start: {why}", ""
         source = longest["run_id"]
-        return "RESUME", f"goes on from step {_steps(longest)} of {source}", source
+        return "RESUME", f"continues from step {_steps(longest)} of {source}", source
 
     def _begun_by_another(self, run: _RunIdentity) -> tuple[int, str]:
         """Returns the latest step up to which a run of the experiment was trained with the same values and has its
@@ -401,12 +401,12 @@ def _steps(plan: dict[str, Any]) -> int:
 
 
 def why_from_the_start(experiment: Experiment) -> str:
-    """Returns why no training of this spec goes on from the end of one with fewer steps; empty if it does."""
+    """Returns the reason why training cannot continue from the end of a run with fewer steps; empty if it can."""
     schedule = experiment.training.schedule.type
     if schedule != "constant":
         return f"at each step the rate of a {schedule} schedule depends on how many there are"
     if experiment.rollout.max_staleness:
-        return "with rollout.max_staleness the next steps are sampled ahead, and the last ones had none"
+        return "rollout.max_staleness samples steps ahead, but nothing was sampled ahead of the last steps"
     return ""
 
 
@@ -420,7 +420,7 @@ def _why_anew(experiment: Experiment, measured: dict[str, Any], evaluate: _Stage
         return why
     same = (measured["identity"], measured["inputs"]["data"]) == (evaluate.identity, evaluate.inputs["data"])
     if experiment.evaluation.every_steps and not same:
-        return "what was evaluated on the way was evaluated otherwise"
+        return "the evaluations during training had other settings"
     return ""
 
 

@@ -30,6 +30,8 @@ PASS_BYTES = 16
 UPDATE_BYTES = 30
 """Bytes moved for each trained weight in an update: master weight, two moments, gradient, and the
 weight in bfloat16."""
+_COMPARED_BYTES = 48
+"""Bytes moved for each logit in comparing whole distributions, in one of the two passes: a dozen times a float32."""
 UNCOUNTED_SHARE = 0.25
 """Share of the peak that is assumed for models that do not run on meta tensors."""
 
@@ -124,21 +126,33 @@ def step_seconds(experiment: Experiment, shape: ModelShape, *, card: Card = H100
         token_seconds, length=length, responses=response / length, kernels=kernels_of(experiment), card=card
     )
     each = seconds_of(shape)
-    recomputed = {False: 0.0, True: each.recompute_all, "selective": each.recompute_some}
+    recomputed = {False: 0.0, "selective": each.recompute_some}
     logprobs = 0.0
     if not experiment.rollout.gives_old_logprobs:
         waits = experiment.first_pass_gives_old_logprobs and not training.router_aux_loss_coef
         logprobs += (1 - waits / training.minibatches) * each.forward
-    if experiment.reference.source != "behaviour":
+    summed = experiment.objective.summed_over
+    # If the policy that sampled is the reference, its distributions give the old logprobs too.
+    if experiment.reference.source != "behaviour" or (summed != "sampled" and experiment.rollout.gives_old_logprobs):
         logprobs += seconds_of(teacher_shape(experiment) or shape).forward
+    compared = _compared(teacher_shape(experiment) or shape, card) * response / length if summed == "full" else 0.0
     weights = 0 if training.lora else shape.parameters  # adapters are few
     passes = max(training.minibatches, math.ceil(tokens / training.microbatch_tokens))
     moved = weights * (PASS_BYTES * passes + UPDATE_BYTES * training.minibatches) / (card.bandwidth * BANDWIDTH)
-    once = tokens * (each.forward + each.backward + recomputed[training.gradient_checkpointing]) + moved
+    recomputing = recomputed.get(training.gradient_checkpointing, each.recompute_all)
+    once = tokens * (each.forward + each.backward + compared + recomputing) + moved
     flops = shape.training_flops(
         tokens, sequences * response, pairs=sequences * length**2 / 2, frozen=training.lora is not None
     )
     return StepSeconds(tokens * logprobs, training.epochs * once, flops / (once * card.flops))
+
+
+def _compared(reference: ModelShape, card: Card) -> float:
+    """Returns the seconds for each response token of comparing whole distributions in an update: the reference's
+    logits, forward and again backward, and operations that traverse either policy's."""
+    logits = reference.vocab_size
+    product = Work(2 * logits * reference.hidden_size, _COMPARED_BYTES * logits)
+    return 2 * _seconds(product, card)
 
 
 def _seconds(work: Work, card: Card) -> float:

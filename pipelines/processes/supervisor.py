@@ -271,8 +271,12 @@ def log_tail(log: Path, lines: int = TAIL_LINES, *, since: int = 0) -> str:
     return ""
 
 
-def failure(stage: str, code: int, log: Path, *, since: int = 0) -> StageError:
-    """Returns the error of a child that failed: its exit code, and the end of its log after the first `since` bytes."""
+def failure(
+    stage: str, code: int, log: Path, *, since: int = 0, why: str = "", faults: Sequence[str] = ()
+) -> StageError:
+    """Returns the error of a child that failed: its exit code, the reason if it is known, faults of the hardware, and
+    the end of its log after the first `since` bytes."""
     end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    end += f": {why}" if why else ""
     tail = "\n".join(f"    {line}" for line in log_tail(log, since=since).splitlines())
-    return StageError(f"{stage} {end}; the end of {log}:\n{tail}", log)
+    return StageError(f"{'; '.join([f'{stage} {end}', *faults])}; the end of {log}:\n{tail}", log)

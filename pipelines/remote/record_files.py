@@ -101,7 +101,7 @@ class Listing:
             raise ValueError(f"no listing of the record: {error!r}") from None
         for path in files:
             if not is_recorded(path) or unit_of(path) != unit:
-                raise ValueError(f"the listing of {unit!r} names {path!r}, which is no file of it")
+                raise ValueError(f"the listing of {unit!r} names {path!r}, which is not a file of it")
         if not files:
             raise ValueError(f"the listing of {unit!r} is empty")
         return cls(digest, files)

@@ -80,7 +80,7 @@ class WebSource:
             listings = {unit: Listing.from_json(unit, listing) for unit, listing in answer["changed"].items()}
             return Changes(listings, [unit for unit in answer["gone"] if unit in known])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise SourceError(f"what answers at {self._url} is no record: {error}") from error
+            raise SourceError(f"the service at {self._url} has no record: {error}") from error
 
     def read(self, path: str, start: int = 0) -> tuple[bytes, str]:
         """See `Source`."""
@@ -98,7 +98,7 @@ class WebSource:
             runs = answer.json()["waiting"]
             return None if runs is None else [dict(run) for run in runs]
         except (ValueError, KeyError, TypeError) as error:
-            raise SourceError(f"what answers at {self._url} is no record: {error}") from error
+            raise SourceError(f"the service at {self._url} has no record: {error}") from error
 
     def is_record(self) -> bool:
         """Returns whether the address is one of our web applications."""

@@ -65,14 +65,16 @@ def objective_gradients(
     steps = _steps(run, base, rows.steps(), chosen, before)
     device = device_at_hand(experiment.resources)  # a run of a machine with GPUs may be replayed on one without
     norms = rows.metric("grad_norm") if before and records_gradient_of(experiment) else {}
+    loops = rows.loops(experiment)
     encode = partial(encode_prompts, tokenizer_of(base), data=experiment.data)
     for step in steps:
         recorded = rows.whole_step(step, encode)
         checkpoint = _checkpoint(run, step - before) if step > before else None
-        policy = KeptPolicy.load(base, checkpoint, experiment, device)
-        first = parameter_gradient(policy, recorded, experiment.at_step(step))
+        now = experiment.at_step(step, loops.get(step))
+        policy = KeptPolicy.load(base, checkpoint, now, device)
+        first = parameter_gradient(policy, recorded, now)
         for alternative, of_alternative in zip(others, entries, strict=True):
-            other = parameter_gradient(policy, recorded, alternative.experiment.at_step(step))
+            other = parameter_gradient(policy, recorded, alternative.experiment.at_step(step, loops.get(step)))
             of_alternative.append(
                 {
                     "step": step,

@@ -73,7 +73,8 @@ def alternatives(
         overrides: `objective.kl_coef=0.1`, applied to each objective.
         sweeps: `objective.clip.low=0.1,0.2,0.3`: a list of values, its brackets may be left out.
     Raises:
-        SpecError: nothing was trained, an objective or a sweep is wrong, or there are more than MOST_OBJECTIVES.
+        SpecError: nothing was trained, an objective or a sweep is wrong, there are more than MOST_OBJECTIVES, or a
+            divergence is summed over tokens.
     """
     if not spec.trains:
         raise SpecError(Issue("the run measured a model as it is: there is no training to replay"))
@@ -90,7 +91,7 @@ def alternatives(
         allowed = f"at most {MOST_OBJECTIVES}"
         raise SpecError(Issue("too many objectives", given=f"{counts} = {number}", allowed=allowed))
     found: list[Alternative] = []
-    issues: list[Issue] = []
+    issues = _not_recorded(spec, "the run")
     for objective, values in itertools.product(given, itertools.product(*swept.values())):
         cell = dict(zip(swept, values, strict=True))
         settings = _settings(cell)
@@ -99,10 +100,20 @@ def alternatives(
         except SpecError as error:
             issues += [_of_sweep(issue, settings) for issue in error.issues]
             continue
+        issues += _not_recorded(experiment, objective or "the objective")
         found.append(Alternative(objective, experiment, cell))
     if issues:
         raise SpecError(*dict.fromkeys(issues))
     return found
+
+
+def _not_recorded(experiment: Experiment, name: str) -> list[Issue]:
+    """Returns an issue if an objective reads more of the two policies than the probability of the sampled tokens."""
+    if (kl := experiment.objective.summed_over) == "sampled":
+        return []
+    message = "a divergence that is summed over tokens cannot be replayed: the record has the sampled tokens' logprobs"
+    hint = "`rpg certify` compares its bias and variance with those of kl: sampled"
+    return [Issue(message, ("objective", "kl"), f"{kl}, of {name}", "sampled", hint)]
 
 
 def _settings(values: Mapping[str, Any]) -> list[str]:

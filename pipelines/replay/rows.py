@@ -11,10 +11,13 @@ import torch
 from pipelines.home.home import Home
 from pipelines.home.unrecorded import why_incomplete
 from rpg.batches.batch import StepRollouts, counted
+from rpg.metrics import SCHEDULED
 from rpg.replay.step import RecordedStep
 from rpg.rewards.score import Score
 from rpg.types import RecordedTurn, TurnCounts
 from specs.errors import RpgError
+from specs.schema.experiment import Experiment
+from specs.schema.schedule import Place, loops_in
 from storage import Store
 
 if TYPE_CHECKING:
@@ -94,6 +97,14 @@ class RunRows:
     def metric(self, name: str) -> dict[int, float]:
         """Returns the metric's value by step."""
         return dict(self.store.query(_METRIC, [self.run_id, name]).rows)
+
+    def loops(self, experiment: Experiment) -> dict[int, dict[Place, float]]:
+        """Returns step -> the recorded values of an experiment's closed loops, by their paths."""
+        by_step: dict[int, dict[Place, float]] = {}
+        for path, _ in loops_in(experiment):
+            for step, value in self.metric(SCHEDULED[path]).items():
+                by_step.setdefault(step, {})[path] = value
+        return by_step
 
     def steps(self) -> list[int]:
         """Returns the steps that have rollouts."""
@@ -206,7 +217,7 @@ class RunRows:
     def _require_all_tokens(self, step: int, recorded: int, sampled: int) -> None:
         if recorded == sampled:
             return
-        cause = why_incomplete(self.home.run(self.run_id), "tokens") or "`rpg db check` says what is damaged"
+        cause = why_incomplete(self.home.run(self.run_id), "tokens") or "`rpg db check` reports the damage"
         raise NothingToReplayError(
             f"a replay needs every token of a step. {self.run_id} has {recorded:,} of {sampled:,} of step {step} on"
             f" record: {cause}"

@@ -12,6 +12,7 @@ from rpg.replay.comparison import GradientComparison, LargestDifferences
 from rpg.replay.step import RecordedStep, ReplayedStep, replay_step, response_advantages
 from rpg.replay.tally import Tally
 from specs.reading.recorded import recorded_spec
+from specs.schema.schedule import largest
 from storage import Store
 
 
@@ -69,11 +70,11 @@ class RunReplay:
     def left_out(self) -> list[str]:
         """Parts of training that the record lacks, a sentence each."""
         training, sentences = self.recorded.experiment.training, []
-        if training.entropy_coef:
+        if largest(training.entropy_coef):
             sentences.append(
-                f"the gradient of the entropy bonus (training.entropy_coef {training.entropy_coef:g}): it follows from"
-                " each token's whole distribution, and that is not on record. The losses have the bonus; gradient"
-                " weights, cosine and length do not"
+                f"the gradient of the entropy bonus (training.entropy_coef {training.entropy_coef}): it needs each"
+                " token's whole distribution, which is not recorded. The losses have the bonus; gradient weights,"
+                " cosine and length do not"
             )
         if training.router_aux_loss_coef:
             sentences.append(
@@ -153,9 +154,9 @@ def replay_run(
             entries = objective_gradients(rows, chosen, own, others, moment=gradients)
             for replay, of_alternative in zip(replays, entries, strict=True):
                 replay.gradients = of_alternative
-        losses = rows.metric("loss")
+        losses, loops = rows.metric("loss"), rows.loops(own.experiment)
         for step in rows.chosen_steps(chosen):
-            recorded = replay_step(step, own.experiment.at_step(step.step))
+            recorded = replay_step(step, own.experiment.at_step(step.step, loops.get(step.step)))
             of_step = _tally(recorded, training.minibatches)
             own_tally.merge(of_step)
             own_metrics = of_step.metrics()
@@ -163,7 +164,7 @@ def replay_run(
             # Without trained tokens the loss is 0.
             reproduction.add(step, recorded, None if loss is None else abs(loss - own_metrics.get("loss", 0.0)))
             for replay, of_replay in zip(replays, sums, strict=True):
-                other = replay_step(step, replay.replayed.experiment.at_step(step.step))
+                other = replay_step(step, replay.replayed.experiment.at_step(step.step, loops.get(step.step)))
                 of_step = _tally(other, training.minibatches)
                 replay.steps.append(_step_entry(step.step, recorded, other, own_metrics, of_step.metrics()))
                 of_replay.tally.merge(of_step)

@@ -138,7 +138,7 @@ def _of_measuring(spec: "Experiment") -> dict[str, Any]:
 
 
 def _measures(path: str) -> bool:
-    """Returns whether a field belongs to the measurement, or names in short what was trained."""
+    """Returns whether a field belongs to the measurement, or is a short name of the training."""
     section = path.partition(".")[0]
     measuring = section in ("model", "data", "reward", "rollout", "evaluation") and not path.startswith(_OF_TRAINING)
     return measuring or section == "code" or path in ("objective.type", "training.steps")

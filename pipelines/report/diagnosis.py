@@ -141,7 +141,7 @@ def findings_of(run: Run, curves: Curves, failed: str = "") -> list[Finding]:
     if "no_signal" in kinds:  # and without a gradient it does not move
         found = [finding for finding in found if finding.kind != "still"]
     if failed:
-        remedy = "`rpg logs` has the exception with its file and line. Mend it, or stop such runs by training.guards."
+        remedy = "`rpg logs` has the exception with its file and line. Fix it, or stop such runs with training.guards."
         found.insert(0, Finding("reward_failed", failed, remedy, "reward/error_fraction", None))
     return found
 
@@ -254,7 +254,7 @@ def _disagree(of: _Recorded) -> Finding | None:
         "sampler_disagrees",
         f"Sampler and learner disagree{_since_step(curve, start)}: kl/rollout is {_at_the_end(curve):.2g} nats a token"
         f"{largest}.",
-        "Give rollout.correction (truncate or mask), or have both reckon alike: training.precision float32.",
+        "Set rollout.correction (truncate or mask), or use the same arithmetic in both: training.precision float32.",
         "kl/rollout",
         int(curve[start, 0]),
     )

@@ -307,7 +307,7 @@ def _other_versions(home: Home, kind: str, name: str, run: Run) -> list[str]:
 def _method(found: Answer, results: Sequence[Outcome], confidence: float) -> str:
     """Returns the method of the answer's intervals."""
     sets = found.num_sets
-    over_sets = f" What is claimed holds together over the {sets} evaluation sets." if sets > 1 else ""
+    over_sets = f" The claims hold jointly over the {sets} evaluation sets." if sets > 1 else ""
     return _method_of_one(results, confidence, found.level) + over_sets
 
 
@@ -340,10 +340,7 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     unfinished = [
         run for run in not_finished if run.status not in ("running", "pending") or "evaluate" not in _finished(run)
     ]
-    return [
-        f"{run.name or run.run_id} is {run.status}{_why(run)}: what is shown of it is not the whole."
-        for run in unfinished
-    ]
+    return [f"{run.name or run.run_id} is {run.status}{_why(run)}: only a part of it is shown." for run in unfinished]
 
 
 def _damage_lines(unread: Sequence[str], run_ids: Sequence[str]) -> list[str]:

@@ -10,8 +10,11 @@ from pipelines.report.palette import DrawnGroup
 from specs.metrics import BY_NAME
 from storage import Store
 
-SCHEDULED = ("clip/low", "clip/high", "kl_coef", "reference/every_steps")
-"""The metrics that record the value of a schedule."""
+SCHEDULED = (
+    *("clip/low", "clip/high", "clip/dual", "max_ratio", "kl_coef", "entropy_coef", "temperature"),
+    *("reference/every_steps", "reference/ema_decay"),
+)
+"""The metrics that record the value of a schedule or a closed loop."""
 _MOST_NOTES = 8
 _TICK = 5
 """Height in pixels of a move's tick; the ticks of the next group are above it."""

@@ -210,7 +210,7 @@ class _ConcurrentEvaluation:
                 raise StageError("evaluate has measured nothing", self._log)
             return
         self._failures = 0
-        self._execution.outbox.log(f"evaluated while training goes on: steps {', '.join(map(str, measured))}")
+        self._execution.outbox.log(f"evaluated during training: steps {', '.join(map(str, measured))}")
 
     def _fail(self, error: Exception) -> None:
         """Reports that an evaluation failed. Begins no further one after `stages.evaluate.retries` more failures in
@@ -224,7 +224,7 @@ class _ConcurrentEvaluation:
             f"once more in {policy.retry_delay_seconds:g} s" if again else "checkpoints are evaluated after training"
         )
         cause = (str(error).splitlines() or [type(error).__name__])[0].partition("; the end of ")[0]
-        self._execution.warn(f"evaluation while training goes on: {cause} (logs/{self._log.name}); {what_now}")
+        self._execution.warn(f"evaluation during training: {cause} (logs/{self._log.name}); {what_now}")
 
     def _wait(self, seconds: float) -> None:
         self._look_at = time.monotonic() + seconds

@@ -63,7 +63,7 @@ def concurrency_warnings(experiment: Experiment) -> Iterator[Issue]:
     training, slots = _slots_wanted(experiment, "train"), slots_here()
     if wanted and training <= len(slots) < training + wanted:
         yield Issue(
-            "no GPU is left to evaluate on while training goes on: checkpoints are evaluated after it",
+            "no GPU is left for evaluation during training: checkpoints are evaluated afterwards",
             ("evaluation", "concurrent_ranks"),
             given=f"{ranks}, and training takes {training} of {len(slots)} GPU slots: {', '.join(slots)}",
             hint="lower training.ranks, or leave concurrent_ranks out",

@@ -20,6 +20,7 @@ from pipelines.launchers import LaunchedStage, is_rank, job_file, launcher_of, p
 from pipelines.planning.code import Code
 from pipelines.planning.plan import StagePlan
 from pipelines.processes.forking import forks_stages
+from pipelines.processes.gpu_faults import gpu_faults
 from pipelines.processes.stop import StopRequest
 from pipelines.processes.supervisor import (
     Child,
@@ -39,12 +40,14 @@ from pipelines.running.progress import logged_line
 from pipelines.running.run import RunExecution
 from rpg.recording.run_directory import accuracies_in
 from specs.errors import Issue, SpecError
-from specs.machine.exit_cause import forget_exits, read_issues
+from specs.machine.exit_cause import absent_ranks, forget_exits, ranks_that_waited, read_issues
 from specs.machine.files import is_within, now, read_json, write_json
 from specs.machine.manifests import find_damage
 from specs.machine.timed_output import TIMED
 
 _SHOWN_SECONDS = 0.5
+_WATCHDOG_LINES = 10_000
+"""Most lines at the end of a log that are searched for NCCL's timeouts, which come before long traces."""
 StageOutcome = Literal["cached", "done"]
 Tick = Callable[[], None]
 
@@ -155,7 +158,7 @@ def _refuse_other_code(execution: RunExecution, stage: StagePlan) -> None:
         message, changed = f"code was changed after {execution.run_id} was planned", ", ".join(names)
     else:
         return
-    hint = "run it again: the plan says what is to do with the code as it is"
+    hint = "run it again: the plan lists the work for the current code"
     raise SpecError(Issue(message, given=changed, hint=hint))
 
 
@@ -406,21 +409,29 @@ def _run_process(
     def stop() -> StopRequest | None:
         request = execution.stop_requested()
         if request and request.grace > 0:
-            execution.progress.waiting("stopping: it saves what it has")
+            execution.progress.waiting("stopping: it saves its state")
         return request
 
     forget_exits(execution.directory)
-    kills = count_oom_kills()
+    kills, begun = count_oom_kills(), time.time()
     code = supervise(child, stop=stop, tick=show_progress)
     if code != 0 and (issues := read_issues(problems)):
         located = (execution.document.locate(issue, execution.plan.values) for issue in issues)
         raise SpecError(*located, done=_standing(execution, stage))
     if code != 0:
-        error = failure(stage.stage, code, child.log, since=log_start)
-        output = log_tail(child.log, 60, since=log_start)
+        why = _absent_ranks(execution, log_tail(child.log, _WATCHDOG_LINES, since=log_start))
+        output = log_tail(child.log, 60, since=log_start) + ("\nNCCL timed out" if why else "")
+        faults = gpu_faults(since=begun) if launcher_of(execution.plan.experiment).ranks_run_here else []
+        error = failure(stage.stage, code, child.log, since=log_start, why=why, faults=faults)
         early = early_exit(code, output, execution.directory, killed_for_memory=count_oom_kills() > kills)
         error.cause, error.microbatch_tokens = early.cause, early.microbatch_tokens
         raise error
+
+
+def _absent_ranks(execution: RunExecution, output: str) -> str:
+    """Returns a sentence that names the ranks that did not arrive at a collective of NCCL; empty if none timed out."""
+    spec, waited = execution.plan.experiment, ranks_that_waited(output)
+    return absent_ranks(waited, spec.training.ranks, spec.launcher.collective_timeout_seconds) if waited else ""
 
 
 def _standing(execution: RunExecution, stage: StagePlan) -> str:

@@ -67,7 +67,7 @@ def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
     """
     study, now = document.study, conditions(document)
     issues = space.changes(before["parameters"], study.parameters)
-    hint = f"trials judged otherwise do not compare: give the study another name than {study.name!r}"
+    hint = f"trials with other measures are not comparable: give the study a name other than {study.name!r}"
     if before["goal"] != now["goal"]:
         given, allowed = (json.dumps(side["goal"]) for side in (now, before))
         place = "goal" if study.goal else "goals"

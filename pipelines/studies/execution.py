@@ -54,6 +54,8 @@ class Result:
     """Whether it failed for another reason than its values, and may be retried."""
     busy: bool = False
     """Whether another process executes one of its runs."""
+    cancelled: bool = False
+    """Whether somebody cancelled one of its runs."""
 
 
 def trial_document(document: StudyDocument, trial: Trial, seeds: Sequence[int]) -> Document:
@@ -103,6 +105,8 @@ def run_task(task: Task, document: StudyDocument, home: Home, execute: Execute) 
         return Result(run_ids, reason=str(busy[0].error), busy=True)
     with Store.open(home.root) as store:
         tokens = measures.sampled_tokens(store, home, run_ids)
+        if cancelled := [outcome.run.run_id for outcome in outcomes if outcome.status == "cancelled"]:
+            return Result(run_ids, tokens=tokens, reason=f"{cancelled[0]} was cancelled", cancelled=True)
         if failed := [outcome for outcome in outcomes if outcome.status not in ("finished", "paused")]:
             return _failure(run_ids, failed[0], tokens)
         return _measured(task, document, home, store, run_ids, tokens)

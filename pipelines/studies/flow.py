@@ -60,7 +60,7 @@ def run_study_flow(name: str, document: str) -> "State[Any]":
         outbox.close(_CLOSE_SECONDS)
         raise
     if not outbox.close(_CLOSE_SECONDS, schedule=goes_on == GIVEN_BACK):
-        raise Abort("the Prefect server does not answer; what it was not told is kept for it")
+        raise Abort("the Prefect server does not answer; its pending updates are kept")
     if ending is None:
         raise Abort(goes_on)
     return ending
@@ -76,7 +76,7 @@ def _work(name: str, study: StudyDocument, home: Home, stop: StudyStop) -> "Stat
     except StudyInterruptedError:
         if stop.goes_on:
             return None
-        return Cancelled(message=f"{name} goes on from here when it is submitted again")
+        return Cancelled(message=f"{name} continues from here when it is submitted again")
     record = StudyRecord.of(data)
     write_study_report(home, record.name)
     ending = Completed if record.finished else Failed

@@ -33,10 +33,16 @@ class TrialLedger:
     Args:
         directory: the study's directory, which all its workers share.
         stopping: whether the command was asked to stop; called while a database is away.
+        began: time at which the command was given, UTC, ISO-8601. It takes up trials that were cancelled before.
     """
 
     def __init__(
-        self, document: StudyDocument, storage: StudyStorage, directory: Path, stopping: Callable[[], bool]
+        self,
+        document: StudyDocument,
+        storage: StudyStorage,
+        directory: Path,
+        stopping: Callable[[], bool],
+        began: str,
     ) -> None:
         self._document = document
         self._study = document.study
@@ -46,6 +52,7 @@ class TrialLedger:
         """Leases of this worker, by the trial's id."""
         self._watch = LeaseWatch()
         self._stopping = stopping
+        self._began = began
         self._search_id = self._units_id = -1
         confirm = self._study.confirm
         self.confirming_seeds = confirmation.fresh_seeds(self._study, document.experiment.experiment.seeds)
@@ -130,7 +137,7 @@ class TrialLedger:
     def reread(self, trial: Trial) -> Trial:
         """Returns the trial in its present stored state."""
         is_unit = "arm" in trial.about
-        return read_trial(self._storage.storage.get_trial(trial.id), partial(self._is_held, is_unit))
+        return read_trial(self._storage.storage.get_trial(trial.id), partial(self._is_held, is_unit), self._began)
 
     def add_trial(self, proposal: proposals.Proposal, *, until: int, bracket: int) -> Trial:
         """Returns a new trial of the search, claimed by this worker. `until`: the step to train to; 0 means the end."""
@@ -176,6 +183,11 @@ class TrialLedger:
         self.note(trial, work=asdict(Work(paused=True)))
         self.release(trial)
 
+    def cancel(self, trial: Trial, why: str) -> None:
+        """Leaves a trial to the next command that runs the study."""
+        self.note(trial, reason=why, work=asdict(Work(trial.work.until, cancelled_at=now())))
+        self.release(trial)
+
     def note_rung(self, trial: Trial, step: int, scored: Score) -> Trial:
         """Records a trial's value at a rung."""
         plain = {str(at): score.plain() for at, score in {**trial.rungs, step: scored}.items()}
@@ -216,7 +228,7 @@ class TrialLedger:
     def _read(self, study_id: int) -> list[Trial]:
         stored = self._storage.storage.get_all_trials(study_id, deepcopy=False)
         is_held = partial(self._is_held, study_id == self._units_id)
-        return [read_trial(frozen, is_held) for frozen in stored]
+        return [read_trial(frozen, is_held, self._began) for frozen in stored]
 
     def _place(self, is_unit: bool, number: int) -> Path:
         """Returns the directory of a trial's leases."""

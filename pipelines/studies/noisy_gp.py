@@ -186,7 +186,7 @@ class Known:
                 known._add(trial.params, 0.0, trial.number, runs, values)
                 if study.constraints:
                     known.missed.append((trial.params, violations(study, trial.about.get("constraints") or {})))
-            elif trial.state in ("running", "pending"):
+            elif trial.state in ("running", "pending", "cancelled"):
                 known.pending.append(trial.params)
         for number, result in enumerate(foreign):
             values = tuple(sign * value for sign, value in zip(signs, result.values, strict=True))

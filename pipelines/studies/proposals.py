@@ -104,7 +104,7 @@ def _as_shown(study: Study, trial: Trial) -> "optuna.trial.FrozenTrial | None":
         return None
     if trial.state == "finished":
         state = TrialState.COMPLETE
-    elif trial.state in ("running", "pending"):
+    elif trial.state in ("running", "pending", "cancelled"):
         state = TrialState.RUNNING
     else:
         state = TrialState.PRUNED
@@ -163,6 +163,6 @@ def _sampler(study: Study, trials: Sequence[Trial]) -> "optuna.samplers.BaseSamp
                 independent = samplers.RandomSampler(seed=seed)
                 return optuna_inside.one_sequence(place, seed=study.sampler.seed, independent=independent)
             case "noisy_gp" | "grid":
-                raise ValueError(f"{study.sampler.type} is no sampler of Optuna's")
+                raise ValueError(f"{study.sampler.type} is not a sampler of Optuna")
             case never:
                 assert_never(never)

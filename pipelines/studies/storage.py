@@ -87,7 +87,7 @@ class StudyStorage:
                 if stopping() or time.monotonic() > deadline:
                     reason = str(error.__cause__ or error).splitlines()[0]
                     message = f"the database of study {self.name} does not answer: {reason}"
-                    raise StudyStorageError(f"{message}; the same command goes on from here") from None
+                    raise StudyStorageError(f"{message}; the same command continues from here") from None
                 self.storage.remove_session()
                 time.sleep(_RETRY_SECONDS)
 

@@ -48,6 +48,7 @@ def run_study(
     say: Callable[[str], None] = lambda _: None,
     stopping: Callable[[], bool] = lambda: False,
     ended: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    began: str = "",
 ) -> dict[str, Any]:
     """Executes the unfinished part of the study, together with its other workers, and returns its record (study.json).
 
@@ -56,12 +57,14 @@ def run_study(
         say: receives a line for each event.
         stopping: whether the command was asked to stop; called while the worker waits for others.
         ended: receives the record whenever a trial has ended.
+        began: time at which the command was given, UTC, ISO-8601; trials that were cancelled before are run again.
+            Empty means now.
     Raises:
         SpecError: the study does not match its stored state, or its experiment names a missing file or model.
         StudyInterruptedError: asked to stop.
         StudyStorageError: its database does not answer.
     """
-    worker = _StudyWorker(document, home, execute, say, stopping)
+    worker = _StudyWorker(document, home, execute, say, stopping, began or now())
     worker.prepare()
     while task := worker.next_task():
         worker.perform(task)
@@ -79,6 +82,7 @@ class _StudyWorker:
         execute: Execute,
         say: Callable[[str], None],
         stopping: Callable[[], bool],
+        began: str,
     ) -> None:
         self.document = document
         self.study: Study = document.study
@@ -91,7 +95,7 @@ class _StudyWorker:
         self.storage = open_storage(home, self.study.name, self._wait_for_database)
         directory = home.study(self.study.name)
         directory.mkdir(parents=True, exist_ok=True)
-        self.ledger = TrialLedger(document, self.storage, directory, stopping)
+        self.ledger = TrialLedger(document, self.storage, directory, stopping, began)
         self.foreign: list[ForeignResult] = []
         self.record: dict[str, Any] = {}
         self._written_at, self._write_seconds = -1e9, 0.0
@@ -190,7 +194,7 @@ class _StudyWorker:
                 return Task(self.ledger.claim(unit, 0), confirming=True)
             if any(unit.state == "running" for unit in units):
                 return "wait"
-            if not at.progress.due:
+            if not at.progress.due or any(unit.state == "cancelled" for unit in units):
                 return None
             self._look(trials, arms, at)
         return None
@@ -198,7 +202,11 @@ class _StudyWorker:
     def _confirming(self, arms: Sequence[Arm]) -> Confirming:
         """Returns the progress of the confirmation of these arms."""
         ledger, seeds = self.ledger, self.ledger.confirming_seeds
-        ended = {(unit.about["arm"], unit.about["seed"]) for unit in ledger.units() if unit.ended}
+        ended = {
+            (unit.about["arm"], unit.about["seed"])
+            for unit in ledger.units()
+            if unit.ended and unit.state != "cancelled"
+        }
         counts = {
             arm.trial: next((n for n, seed in enumerate(seeds) if (arm.trial, seed) not in ended), len(seeds))
             for arm in arms
@@ -301,6 +309,9 @@ class _StudyWorker:
         return f"  {_shown(scored)} at step {step}"
 
     def _tell_failure(self, trial: Trial, result: Result, attempts: int) -> str:
+        if result.cancelled:
+            self.ledger.cancel(trial, result.reason)
+            return f"  cancelled: {result.reason}; run again, the study takes it up"
         if result.again and attempts < ATTEMPTS:
             self.ledger.note(trial, attempts=attempts)
             self.ledger.release(trial)

@@ -6,7 +6,7 @@ rest. All changes of one decision to a trial's work are in one attribute, writte
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ from specs.study_space import Params
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-State = Literal["pending", "running", "paused", "finished", "pruned", "failed"]
+State = Literal["pending", "running", "paused", "finished", "pruned", "failed", "cancelled"]
 
 
 class StudyInterruptedError(Exception):
@@ -32,6 +32,8 @@ class Work:
     """The step to train to; 0 means the end."""
     paused: bool = False
     """Whether it waits at a rung for a promotion."""
+    cancelled_at: str = ""
+    """The time at which somebody cancelled one of its runs, UTC, ISO-8601. Empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ class Trial:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended for good."""
-        return self.state in ("finished", "pruned", "failed")
+        """Whether it has ended: for good, or, if it was cancelled, until the study is run again."""
+        return self.state in ("finished", "pruned", "failed", "cancelled")
 
     @property
     def bracket(self) -> int:
@@ -115,14 +117,17 @@ def violations(study: Study, measured: Mapping[str, float]) -> dict[str, float]:
     return missed
 
 
-def read_trial(frozen: "FrozenTrial", is_held: Callable[[int], bool]) -> Trial:
+def read_trial(frozen: "FrozenTrial", is_held: Callable[[int], bool], began: str = "") -> Trial:
     """Returns a trial of the storage.
 
     Args:
         is_held: number -> whether a worker holds the trial's lease.
+        began: time at which the study was run. A trial that was cancelled before is pending again.
     """
     about = frozen.user_attrs
-    work = Work(about["work"]["until"], about["work"]["paused"])
+    work = Work(**about["work"])
+    if work.cancelled_at < began:
+        work = replace(work, cancelled_at="")
     return Trial(
         id=optuna_inside.trial_id(frozen),
         number=frozen.number,
@@ -152,7 +157,9 @@ def seconds_left(trials: Sequence[Trial], wanted: int) -> float:
 
 def _state(frozen: "FrozenTrial", work: Work, is_held: Callable[[int], bool]) -> State:
     if frozen.state.name == "RUNNING":
-        return "paused" if work.paused else "running" if is_held(frozen.number) else "pending"
+        if work.paused or work.cancelled_at:
+            return "paused" if work.paused else "cancelled"
+        return "running" if is_held(frozen.number) else "pending"
     if frozen.state.name == "PRUNED":
         # The sampler should avoid values that caused a failure; for the user the trial has failed.
         return "failed" if frozen.user_attrs.get("at_fault") else "pruned"

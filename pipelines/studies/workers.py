@@ -70,6 +70,11 @@ class StudyStop(Stop):
         """The first request from the server. It holds even if the flow run is resumed before the study has stopped."""
 
     @property
+    def began(self) -> str:
+        """The time at which the worker was requested."""
+        return self._began
+
+    @property
     def goes_on(self) -> str:
         """The reason why the study's flow run continues later without a new submission; empty if it does not."""
         if self._lease is not None and self._lease.superseded:
@@ -163,7 +168,7 @@ def cancel_study(home: Home, name: str, grace: float, profile: str = "") -> str:
         raise EndedError(Issue(f"the study is not running but {status}", given=name))
     if not begun:
         return f"{name} was waiting and is cancelled"
-    return f"{name} is cancelled; run or submitted again, it goes on from here"
+    return f"{name} is cancelled; if run or submitted again, it continues from here"
 
 
 def _stop_on_server(home: Home, study: str, grace: float, url: str) -> list[bool]:
@@ -207,7 +212,7 @@ def _wait_for_workers(home: Home, study: str, grace: float) -> None:
 def work(
     document: StudyDocument,
     home: Home,
-    stop: Stop,
+    stop: StudyStop,
     *,
     say: Callable[[str], None],
     progress: RunsReporter | None = None,
@@ -228,6 +233,7 @@ def work(
             say=say,
             stopping=lambda: stop.requested() is not None,
             ended=lambda record: publish_study(home, StudyRecord.of(record)),
+            began=stop.began,
         )
 
 

@@ -68,7 +68,7 @@ def make_app(home: Home, accepts: Accepts, *, token: str = "", origins: Collecti
 
     Args:
         accepts: decides which passwords are valid; every request must carry one (HTTP basic authentication).
-        token: also valid, as `?token=` of an address, which then becomes a cookie; empty: there is no token.
+        token: also valid, as `?token=` of an address, which then becomes a cookie. Empty if there is no token.
         origins: origins of its own pages. A page from another origin, and one whose name was made to point to this
             address, are rejected, see `objection`. None: requests may use any name.
     """

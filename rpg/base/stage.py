@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
+from rpg.data.chat_template import choose_template
 from rpg.data.loading import load_problems
 from rpg.pretrained import (
     code_settings,
@@ -85,6 +86,7 @@ def _build(experiment: Experiment, data_dir: Path | None, out: Path) -> dict[str
 
         if data_dir is None:
             raise ValueError("a warm-up needs the staged data")
+        choose_template(tokenizer, experiment.data.prompt)
         problems = load_problems(data_dir, "train", tokenizer, experiment.data)
         _check_answers(problems)
         losses = warm_up(
@@ -245,7 +247,7 @@ def _local_directory(spec: PretrainedModel) -> Path:
 def refuse_code(spec: PretrainedModel, directory: Path) -> None:
     """Raises SpecError if the model's settings name code to run."""
     if found := settings_with_code(directory):
-        raise _no_model(f"the model names code to run, which is never run: {', '.join(found)}", spec, _CODE_HINT)
+        raise _no_model(f"the model has its own code, which is never executed: {', '.join(found)}", spec, _CODE_HINT)
 
 
 _CODE_HINT = (

@@ -59,7 +59,7 @@ def _compare(
     own, its = policy[0].get_vocab(), of_teacher[0].get_vocab()
     if own != its:
         different = sorted(text for text, number in own.items() if its.get(text) != number)
-        shown = ", ".join(repr(text) for text in different[:3]) or "tokens that the policy has not"
+        shown = ", ".join(repr(text) for text in different[:3]) or "tokens that the policy lacks"
         raise SpecError(
             Issue(
                 "the teacher has another tokenizer than the policy",

@@ -15,6 +15,7 @@ from rpg.objectives import ObjectiveEvaluation, TokenBatch, evaluate_objective
 from rpg.objectives.aggregate import aggregate
 from rpg.objectives.correction import correction_weight, mismatch_diagnostics, rollout_ratio
 from specs.schema.experiment import Experiment
+from specs.schema.schedule import constant
 
 
 def step_advantages(
@@ -101,7 +102,7 @@ def pass_loss(
     mask, correction = tokens.response_mask, experiment.rollout.correction
     rollout_logprobs = batch.spread(batch.rollout_logprobs.to(tokens.old_logprobs))
     ratio = rollout_ratio(tokens.old_logprobs, rollout_logprobs, mask)
-    weight = correction_weight(correction, ratio)
+    weight, acted = correction_weight(correction, tokens.old_logprobs, rollout_logprobs, mask)
     if read := experiment.objective.symbols & {"H", "p_engine", "R"}:
         tokens = replace(
             tokens,
@@ -111,8 +112,8 @@ def pass_loss(
         )
     evaluation = evaluate_objective(experiment.objective, tokens)
     token_losses = evaluation.losses * weight
-    if experiment.training.entropy_coef:
-        token_losses = token_losses - experiment.training.entropy_coef * batch.spread(entropies)
+    if entropy_coef := constant(experiment.training.entropy_coef):
+        token_losses = token_losses - entropy_coef * batch.spread(entropies)
     loss = aggregate(
         token_losses,
         mask,
@@ -121,4 +122,4 @@ def pass_loss(
         num_sequences=minibatch.num_sequences,
         max_response_length=experiment.rollout.max_response_length,
     )
-    return PassLoss(loss, token_losses, evaluation, weight, mismatch_diagnostics(ratio, weight, correction))
+    return PassLoss(loss, token_losses, evaluation, weight, mismatch_diagnostics(ratio, acted))

@@ -1,7 +1,8 @@
 """Enumerated worlds laid end to end, so that one call of a loss covers all of them, with their exact gradients."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from rpg.certificate.enumeration import (
     sequence_objective,
     token_objective,
 )
+from specs.schema.base_objective import Direction
 
 SIZES = tuple((vocabulary, length) for vocabulary in (3, 4, 5) for length in (1, 2, 3, 4))
 """(Vocabulary, length) of the worlds."""
@@ -20,8 +22,12 @@ SIZES_OF_TURNS = tuple((vocabulary, length) for vocabulary in (3, 4) for length 
 """(Vocabulary, length) of the worlds with several turns: shorter ones have no room for a given token."""
 FAR_SIZES, FAR_SIZES_OF_TURNS = ((3, 3), (4, 2)), ((3, 4),)
 """Sizes of the worlds in which policies lie far apart."""
+CUT_SIZES = ((3, 2), (3, 3), (4, 3), (3, 4))
+"""(Vocabulary, length) of the worlds in which the sampler changes within a response."""
 SPREAD, FAR_SPREAD = 0.5, 6.0
 """Standard deviations of the nats by which policies differ. Far apart, log-ratios of tokens reach 20."""
+ABSENT = -1e3
+"""Logit of a token that a world lacks: its probability is 0 in float64."""
 SEEDS = (0, 1)
 SITUATIONS = tuple((policy, reference) for policy in ("on_policy", "off_policy") for reference in ("sampler", "apart"))
 """Pairs: whether the policy is the sampler, and whether the reference is."""
@@ -39,6 +45,8 @@ class Case:
     """Policy that draws the responses: the sampler, or the sampler as a separate engine computes it."""
     situation: int
     """Index of the case's situation in SITUATIONS."""
+    cut: int = 0
+    """Number of tokens after which the sampler changes; 0 if it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,34 +79,47 @@ class Cases:
     """Repeated prefixes after new contexts: a response and two of its positions with the same prefix. [pairs, 3]"""
     policy: Tensor
     """Probabilities of the policy; 0 for tokens that a world lacks. [prefixes, vocabulary]"""
+    logits: Tensor
+    """Logits of the policy; ABSENT for tokens that a world lacks, as in the next. [prefixes, vocabulary]"""
+    ref_logits: Tensor
+    """Logits of the reference. [prefixes, vocabulary]"""
     case_of_prefix: Tensor
     """Index of each prefix's case. [prefixes]"""
     case_of_response: Tensor
     """Index of each response's case. [responses]"""
     situation: Tensor
     """Index of each case's situation in SITUATIONS. [cases]"""
+    cut: Tensor
+    """Number of tokens after which each case's sampler changes; 0 if it does not. [cases]"""
     exact: dict[tuple[str, str], Tensor]
     """(truth, level) -> exact gradient. [prefixes, vocabulary]"""
 
-    def expected(self, slopes: Tensor) -> Tensor:
-        """Returns minus the expected gradient of a loss, given its derivatives by the logprobs [responses, length].
-        [prefixes, vocabulary]"""
-        weight = torch.where(self.response_mask, -self.probability[:, None] * slopes, 0.0).flatten()
-        rows, chosen = self.prefixes.flatten(), self.tokens.flatten()
-        gradient = torch.zeros_like(self.policy).index_put((rows, chosen), weight, accumulate=True)
-        return gradient.index_add(0, rows, -weight[:, None] * self.policy[rows])
+    def gradients(self, slopes: Tensor, of_logits: Tensor | None = None) -> Tensor:
+        """Returns the gradient of each token's loss by the logits before it. [responses, length, vocabulary]
 
-    def variance(self, slopes: Tensor) -> Tensor:
+        Args:
+            slopes: derivatives of the responses' losses by the logprobs. [responses, length]
+            of_logits: those by the logits themselves, of losses that read whole distributions. [responses, length,
+                vocabulary]
+        """
+        along = torch.zeros_like(self.policy[self.prefixes]).scatter(-1, self.tokens[..., None], 1.0)
+        gradient = slopes[..., None] * (along - self.policy[self.prefixes])
+        gradient = gradient if of_logits is None else gradient + of_logits
+        return torch.where(self.response_mask[..., None], gradient, 0.0)
+
+    def expected(self, gradients: Tensor) -> Tensor:
+        """Returns minus the expected gradient of a loss, see `gradients`. [prefixes, vocabulary]"""
+        weighted = -self.probability[:, None, None] * gradients
+        return torch.zeros_like(self.policy).index_add(0, self.prefixes.flatten(), weighted.flatten(0, 1))
+
+    def variance(self, gradients: Tensor) -> Tensor:
         """Returns the trace of the covariance of the gradient from one sampled response. [cases]"""
-        policy = self.policy[self.prefixes]
-        chosen, size = policy.gather(-1, self.tokens[..., None])[..., 0], (policy**2).sum(-1)
-        squared = torch.where(self.response_mask, slopes**2 * (1 - 2 * chosen + size), 0.0).sum(-1)
+        squared = gradients.square().sum((-2, -1))
         response, first, second = self.again.unbind(-1)  # tokens of one row are not orthogonal
-        one, other = (response, first), (response, second)
-        inner = (self.tokens[one] == self.tokens[other]).double() - chosen[one] - chosen[other] + size[one]
-        squared = squared.index_add(0, response, 2 * slopes[one] * slopes[other] * inner)
+        inner = (gradients[response, first] * gradients[response, second]).sum(-1)
+        squared = squared.index_add(0, response, 2 * inner)
         mean_square = self._by_case(self.probability * squared, self.case_of_response)
-        return mean_square - self.inner(self.expected(slopes), self.expected(slopes))
+        return mean_square - self.inner(self.expected(gradients), self.expected(gradients))
 
     def inner(self, one: Tensor, other: Tensor) -> Tensor:
         """Returns the inner product of two tables of gradients. [cases]"""
@@ -116,6 +137,18 @@ class Cases:
         both = (self.inner(gradient, gradient) < 1e-24) & (self.inner(exact, exact) < 1e-24)
         inner = self.inner(gradient, exact) / torch.where(sizes > 1e-24, sizes, 1.0)
         return torch.where(both, 1.0, torch.where(sizes > 1e-24, inner, 0.0))
+
+    def short(self) -> "Cases":
+        """Returns the cases with only those responses that end before the sampler changes."""
+        ends_before = self.response_mask.sum(-1) <= self.cut[self.case_of_response]
+        kept = self.probability * ends_before
+        probability = kept / self._by_case(kept, self.case_of_response)[self.case_of_response]
+        mean = self._by_case(probability * self.rewards, self.case_of_response)
+        return replace(self, probability=probability, centred=self.rewards - mean[self.case_of_response])
+
+    def mean_length(self) -> float:
+        """Returns the expected tokens of a response, mean over the cases."""
+        return self._by_case(self.probability * self.response_mask.sum(-1), self.case_of_response).mean().item()
 
     def _by_case(self, values: Tensor, case: Tensor) -> Tensor:
         return values.new_zeros(len(self.situation)).index_add(0, case, values)
@@ -144,17 +177,40 @@ def draw_cases(*, turns: bool, engine: bool = False, far: bool = False) -> Itera
                 yield Case(world, policies[policy], sampler, references[reference], drawn_by, index)
 
 
-def enumerated_cases(*, turns: bool = False, engine: bool = False, far: bool = False) -> Cases:
-    """Returns the batch on which certificates are computed, the same at every call. See `draw_cases`."""
-    cases = list(draw_cases(turns=turns, engine=engine, far=far))
+def draw_cut_cases() -> Iterator[Case]:
+    """Yields cases in which a response's first tokens are drawn by an older sampler than its others: for every seed,
+    situation and position of the change. In the first situations the policy is the newer sampler."""
+    for seed in SEEDS:
+        for vocabulary, length in CUT_SIZES:
+            generator = torch.Generator().manual_seed(1000 * seed + 10 * vocabulary + length)
+            world = enumerate_world(vocabulary, length, generator)
+            positions = torch.zeros(world.num_prefixes, dtype=torch.long)
+            positions[world.prefixes] = torch.arange(length).expand_as(world.prefixes) * world.response_mask
+            newer = world.policy(generator)
+            older = newer + world.policy(generator, spread=SPREAD)
+            policies = {"on_policy": newer, "off_policy": newer + world.policy(generator, spread=SPREAD)}
+            apart = newer + world.policy(generator, spread=SPREAD)
+            for cut in range(1, length):
+                sampler = torch.where((positions < cut)[:, None], older, newer)
+                references = {"sampler": sampler, "apart": apart}
+                for index, (policy, reference) in enumerate(SITUATIONS):
+                    yield Case(world, policies[policy], sampler, references[reference], sampler, index, cut)
+
+
+def enumerated_cases(*, turns: bool = False, engine: bool = False, far: bool = False, is_cut: bool = False) -> Cases:
+    """Returns the batch on which certificates are computed, the same at every call. See `draw_cases`, and
+    `draw_cut_cases` for `is_cut`."""
+    cases = list(draw_cut_cases() if is_cut else draw_cases(turns=turns, engine=engine, far=far))
     longest, widest = max(case.world.length for case in cases), max(case.world.vocabulary for case in cases)
     starts = torch.tensor([0] + [case.world.num_prefixes for case in cases]).cumsum(0)
 
     def tokenwise(values: list[Tensor]) -> Tensor:
         return torch.cat([torch.nn.functional.pad(value, (0, longest - value.shape[-1])) for value in values])
 
-    def rowwise(values: list[Tensor]) -> Tensor:
-        return torch.cat([torch.nn.functional.pad(value, (0, widest - value.shape[-1])) for value in values])
+    def rowwise(values: list[Tensor], absent: float = 0.0) -> Tensor:
+        return torch.cat(
+            [torch.nn.functional.pad(value, (0, widest - value.shape[-1]), value=absent) for value in values]
+        )
 
     probabilities = [response_probabilities(case.world, case.engine) for case in cases]
     centred = [
@@ -180,9 +236,12 @@ def enumerated_cases(*, turns: bool = False, engine: bool = False, far: bool = F
         tokens=tokenwise([case.world.tokens for case in cases]),
         again=same.triu(diagonal=1).nonzero(),
         policy=rowwise([torch.softmax(case.policy, -1) for case in cases]),
+        logits=rowwise([case.policy for case in cases], ABSENT),
+        ref_logits=rowwise([case.reference for case in cases], ABSENT),
         case_of_prefix=numbers.repeat_interleave(starts.diff()),
         case_of_response=numbers.repeat_interleave(torch.tensor([len(case.world.rewards) for case in cases])),
         situation=torch.tensor([case.situation for case in cases]),
+        cut=torch.tensor([case.cut for case in cases]),
         exact={key: rowwise([gradients[key] for gradients in exact]) for key in exact[0]},
     )
 
@@ -194,19 +253,19 @@ def entropies(table: Tensor) -> Tensor:
 
 
 def exact_gradients(case: Case) -> dict[tuple[str, str], Tensor]:
-    """Returns (truth, level) -> gradient of the expected reward, or of either divergence, by the policy's table."""
+    """Returns (truth, level) -> gradient of the expected reward, or of a divergence, by the policy's table."""
     table = case.policy.clone().requires_grad_()
 
-    def total(level: str, *, forward: bool, kl_coef: float) -> Tensor:
+    def total(level: str, direction: Direction, kl_coef: float) -> Tensor:
         if level == "sequence":
-            return sequence_objective(case.world, table, case.reference, forward=forward, kl_coef=kl_coef)
-        return token_objective(case.world, table, case.engine, case.reference, forward=forward, kl_coef=kl_coef)
+            return sequence_objective(case.world, table, case.reference, direction=direction, kl_coef=kl_coef)
+        return token_objective(case.world, table, case.engine, case.reference, direction=direction, kl_coef=kl_coef)
 
     gradients = {}
     for level in ("token", "sequence"):
-        (reward,) = torch.autograd.grad(total(level, forward=False, kl_coef=0.0), table)
+        (reward,) = torch.autograd.grad(total(level, "reverse", 0.0), table)
         gradients["reward", level] = reward
-        for truth in ("reverse", "forward"):
-            (regularized,) = torch.autograd.grad(total(level, forward=truth == "forward", kl_coef=1.0), table)
+        for truth in get_args(Direction):
+            (regularized,) = torch.autograd.grad(total(level, truth, 1.0), table)
             gradients[truth, level] = reward - regularized
     return gradients

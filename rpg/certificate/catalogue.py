@@ -10,10 +10,23 @@ from specs.schema.objective import Divergence, FormulaObjective, Objective, Publ
 
 ESTIMATORS = ("reinforce", "differentiable")
 LEVELS = ("token", "to_go", "sequence")
+SUMMED = tuple(divergence for divergence in get_args(Divergence) if divergence != "none")
+"""Divergences that may be summed over tokens."""
+SAMPLED = tuple(divergence for divergence in get_args(Divergence) if divergence != "jensen_shannon")
+"""Divergences, or none, that the sampled token estimates."""
+
+
+def certified_objectives() -> dict[str, list[Objective]]:
+    """Returns heading -> objectives: the catalogue, and RPG with its divergence summed over several tokens."""
+    sums = {
+        "RPG, kl full: summed over the vocabulary": summed("full"),
+        "RPG, kl top_k: summed over the reference's likeliest tokens": summed("top_k"),
+    }
+    return {**catalogue(), **sums}
 
 
 def catalogue() -> dict[str, list[Objective]]:
-    """Returns heading -> objectives."""
+    """Returns heading -> objectives that read only values of the sampled tokens."""
     rivals = [kind for kind in members(Objective) if issubclass(kind, PublishedObjective)]
     return {
         "RPG without a clip": regularized({"type": "none"}),
@@ -66,14 +79,23 @@ def alike(objective: Objective) -> list[tuple[str, Objective]]:
 def regularized(
     clip: dict[str, Any],
     *,
-    divergences: tuple[str, ...] = get_args(Divergence),
+    divergences: tuple[str, ...] = SAMPLED,
     estimators: tuple[str, ...] = ESTIMATORS,
+    levels: tuple[str, ...] = LEVELS,
+    kl: str = "sampled",
 ) -> list[Objective]:
-    """Returns RPG objectives at both levels with these divergences and estimators."""
+    """Returns RPG objectives with these divergences, estimators and levels."""
     return [
-        objective({"type": "rpg", "divergence": divergence, "estimator": estimator, "level": level, "clip": clip})
-        for estimator, level, divergence in product(estimators, LEVELS, divergences)
+        objective(
+            {"type": "rpg", "divergence": divergence, "estimator": estimator, "level": level, "clip": clip, "kl": kl}
+        )
+        for estimator, level, divergence in product(estimators, levels, divergences)
     ]
+
+
+def summed(kl: str) -> list[Objective]:
+    """Returns RPG objectives without a clip whose divergence is summed over tokens."""
+    return regularized({"type": "none"}, divergences=SUMMED, levels=("token", "to_go"), kl=kl)
 
 
 def objective(values: dict[str, Any]) -> Objective:
@@ -86,7 +108,8 @@ def label(objective: Objective) -> str:
     """Returns a short label of an objective, without its heading and defaults. "k3 reward" means subtracted from the
     reward."""
     if isinstance(objective, RegularizedObjective):
-        return f"{objective.divergence} {objective.estimator} {objective.level}"
+        kl = "" if objective.kl == "sampled" else f" kl {objective.kl}"
+        return f"{objective.divergence} {objective.estimator} {objective.level}{kl}"
     if isinstance(objective, FormulaObjective):
         return f"formula {objective.level}"
     if not isinstance(objective, PublishedObjective) or not objective.needs_reference:

@@ -11,20 +11,31 @@ from torch import Tensor
 from rpg.certificate.cases import SITUATIONS, Cases, enumerated_cases
 from rpg.certificate.coverage import not_covered
 from rpg.objectives import TokenBatch, evaluate_objective, token_losses
+from rpg.objectives.distribution import StateDivergence
 from rpg.objectives.kl import reward_penalties
 from specs.schema.experiment import Experiment
-from specs.schema.objective import FormulaObjective, Objective, PublishedObjective
-from specs.schema.schedule import at_step, constant, schedules_in
+from specs.schema.objective import Direction, FormulaObjective, Objective, PublishedObjective, RegularizedObjective
+from specs.schema.schedule import at_step, constant, loops_in, schedules_in
 
 Turns = Literal["one", "outcome", "turn"]
 TOLERANCE = 1e-10
 """Largest allowed relative error, in float64, of a gradient that is claimed to be exact."""
+TOP_K = 2
+"""Likeliest tokens of the reference that `kl: top_k` sums over at most, so that some of the enumerated tokens are left
+out."""
+TITLES: Mapping[Direction, str] = {
+    "reverse": "reverse KL",
+    "forward": "forward KL",
+    "jensen_shannon": "Jensen-Shannon divergence",
+}
 NAMED = {
     "nothing": 0.0,
     "reverse KL of each token": ("reverse", "token", 1.0),
     "forward KL of each token": ("forward", "token", 1.0),
     "reverse KL of the response": ("reverse", "sequence", 1.0),
     "forward KL of the response": ("forward", "sequence", 1.0),
+    "Jensen-Shannon divergence of each token": ("jensen_shannon", "token", 1.0),
+    "Jensen-Shannon divergence of the response": ("jensen_shannon", "sequence", 1.0),
     "minus the forward KL of each token": ("forward", "token", -1.0),
 }
 """Candidates for the function whose gradient is the divergence's part: name -> (divergence, level, sign)."""
@@ -52,6 +63,24 @@ class GradientFinding:
 
 
 @dataclass(frozen=True, slots=True)
+class PartialFinding:
+    """The gradient if a newer policy continues what an older one began (`rollout.partial`), in the worst case in
+    which the policy in training is the newer one."""
+
+    error: float
+    """Relative error of the expected gradient over all responses, with the sampler of each token as its old policy."""
+    short_error: float
+    """Relative error of the expected gradient over those responses alone that end before the change, which steps take
+    first."""
+    short_cosine: float
+    """Cosine of the angle between that gradient and that of the claimed objective."""
+    mean_length: float
+    """Mean number of tokens of a response."""
+    short_length: float
+    """Mean number of tokens of those that end before the change."""
+
+
+@dataclass(frozen=True, slots=True)
 class Certificate:
     """A comparison of an objective's gradient with the exact one, in every situation."""
 
@@ -76,6 +105,11 @@ class Certificate:
     not_covered: dict[str, Any] = field(default_factory=dict)
     """Keys of the spec that may make its gradient differ from the certified one -> their values. Empty if there are
     none, or if the certificate covers an objective alone."""
+    partial: PartialFinding | None = None
+    """Finding for responses of several policies; None without `rollout.partial`."""
+    closed_loops: dict[str, float] = field(default_factory=dict)
+    """Keys of the spec that a closed loop moves -> the start, at which the objective is enumerated. Empty if there are
+    none, or if the certificate covers an objective alone."""
 
     def as_json(self) -> dict[str, Any]:
         """Returns the certificate as plain data."""
@@ -95,12 +129,13 @@ def certify(objective: Objective, turns: Turns = "one") -> Certificate:
     cases, far = (
         _cases(several_turns=turns != "one", engine="p_engine" in objective.symbols, far=far) for far in (False, True)
     )
+    objective, given = _few_likeliest(objective), objective
     divergence = objective.claim_divergence if objective.claims_divergence else ""
     weighed, alone = objective.with_kl_coef(1.0 if divergence else 0.0), objective.with_kl_coef(0.0)
     # The clip of a formula may depend on any value, so that its own coefficient is tested too.
     tested = [weighed, objective] if isinstance(objective, FormulaObjective) and objective != weighed else [weighed]
-    slopes = _slopes(weighed, cases, turns)
-    penalty = _slopes(alone, cases, turns) - slopes if divergence and alone != weighed else None
+    slopes = token_gradients(weighed, cases, turns)
+    penalty = token_gradients(alone, cases, turns) - slopes if divergence and alone != weighed else None
     exact = _exact(weighed, cases, divergence)
     gradients = _gradients(tested, cases, turns, divergence)
     findings = tuple(_finding(cases, index, slopes, gradients, penalty, divergence) for index in range(len(SITUATIONS)))
@@ -116,7 +151,7 @@ def certify(objective: Objective, turns: Turns = "one") -> Certificate:
         "never": [],
     }
     return Certificate(
-        objective=objective.model_dump(mode="json"),
+        objective=given.model_dump(mode="json"),
         claim=objective.exact,
         claimed=_claimed(objective, divergence),
         holds=all(finding.error <= TOLERANCE for finding in claimed[objective.exact]),
@@ -129,10 +164,19 @@ def certify(objective: Objective, turns: Turns = "one") -> Certificate:
 
 
 def _gradients(
-    objectives: Sequence[Objective], cases: Cases, turns: Turns, divergence: str
+    objectives: Sequence[Objective], cases: Cases, turns: Turns, divergence: Direction | Literal[""]
 ) -> list[tuple[Tensor, Tensor]]:
     """Returns the expected and the exact gradient of each objective. [prefixes, vocabulary]"""
-    return [(cases.expected(_slopes(each, cases, turns)), _exact(each, cases, divergence)) for each in objectives]
+    return [
+        (cases.expected(token_gradients(each, cases, turns)), _exact(each, cases, divergence)) for each in objectives
+    ]
+
+
+def _few_likeliest(objective: Objective) -> Objective:
+    """Returns the objective with at most TOP_K likeliest tokens to sum over."""
+    if not isinstance(objective, RegularizedObjective) or objective.kl != "top_k":
+        return objective
+    return objective.model_copy(update={"kl_top_k": min(TOP_K, objective.kl_top_k)})
 
 
 def _errors(cases: Cases, gradients: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
@@ -141,7 +185,7 @@ def _errors(cases: Cases, gradients: Sequence[tuple[Tensor, Tensor]]) -> list[fl
     return [errors[cases.situation == index].max().item() for index in range(len(SITUATIONS))]
 
 
-def _exact(objective: Objective, cases: Cases, divergence: str) -> Tensor:
+def _exact(objective: Objective, cases: Cases, divergence: Direction | Literal[""]) -> Tensor:
     """Returns the gradient that the objective claims. [prefixes, vocabulary]"""
     exact = cases.exact["reward", objective.claim_level]
     return exact - objective.claimed_kl_coef * cases.exact[divergence, objective.claim_level] if divergence else exact
@@ -163,8 +207,37 @@ def certify_over_training(objective: Objective, turns: Turns = "one") -> dict[in
 def certify_experiment(experiment: Experiment) -> dict[int, Certificate]:
     """Returns the certificates of an experiment's objective by step, each with the keys that it does not cover."""
     left_out = not_covered(experiment)
+    loops = {".".join(("objective", *path)): loop.start or 0.0 for path, loop in loops_in(experiment.objective)}
     certificates = certify_over_training(experiment.objective, turns_of(experiment))
-    return {step: replace(certificate, not_covered=left_out) for step, certificate in certificates.items()}
+    certificates = {
+        step: replace(certificate, not_covered=left_out, closed_loops=loops)
+        for step, certificate in certificates.items()
+    }
+    if experiment.rollout.partial:
+        return {step: _with_partial(each, at_step(experiment.objective, step)) for step, each in certificates.items()}
+    return certificates
+
+
+def _with_partial(certificate: Certificate, objective: Objective) -> Certificate:
+    """Returns the certificate with its finding for a sampler that changes within a response. A claim to be exact always
+    covers that too."""
+    cases, objective = _cases(is_cut=True), _few_likeliest(objective)
+    short = cases.short()
+    divergence = objective.claim_divergence if objective.claims_divergence else ""
+    weighed = objective.with_kl_coef(1.0 if divergence else 0.0)
+    ((of_all, exact),) = _gradients([weighed], cases, "one", divergence)
+    ((of_short, _),) = _gradients([weighed], short, "one", divergence)
+    errors = cases.relative_error(of_all, exact)
+    newer = torch.tensor([policy == "on_policy" for policy, _ in SITUATIONS])[cases.situation]
+    finding = PartialFinding(
+        error=errors[newer].max().item(),
+        short_error=cases.relative_error(of_short, exact)[newer].max().item(),
+        short_cosine=cases.cosine(of_short, exact)[newer].min().item(),
+        mean_length=cases.mean_length(),
+        short_length=short.mean_length(),
+    )
+    holds = certificate.holds and (certificate.claim != "always" or errors.max().item() <= TOLERANCE)
+    return replace(certificate, holds=holds, partial=finding)
 
 
 def certificate_record(certificates: Mapping[int, Certificate]) -> dict[str, Any]:
@@ -179,13 +252,21 @@ def turns_of(experiment: Experiment) -> Turns:
 
 
 @cache
-def _cases(*, several_turns: bool = False, engine: bool = False, far: bool = False) -> Cases:
-    return enumerated_cases(turns=several_turns, engine=engine, far=far)
+def _cases(*, several_turns: bool = False, engine: bool = False, far: bool = False, is_cut: bool = False) -> Cases:
+    return enumerated_cases(turns=several_turns, engine=engine, far=far, is_cut=is_cut)
 
 
-def _slopes(objective: Objective, cases: Cases, turns: Turns = "one") -> Tensor:
-    """Returns the derivative of each response's loss by its logprobs. [responses, length]"""
+def token_gradients(objective: Objective, cases: Cases, turns: Turns = "one") -> Tensor:
+    """Returns the gradient of each response's loss by the logits before each of its tokens. [responses, length,
+    vocabulary]"""
     logprobs = cases.logprobs.clone().requires_grad_()
+    distributions: dict[str, Any] = {}
+    if objective.summed_over != "sampled":
+        distributions = {
+            "logits": cases.logits[cases.prefixes].requires_grad_(),
+            "ref_logits": cases.ref_logits[cases.prefixes],
+            "token_ids": cases.tokens,
+        }
     losses = token_losses(
         objective,
         logprobs=logprobs,
@@ -196,9 +277,11 @@ def _slopes(objective: Objective, cases: Cases, turns: Turns = "one") -> Tensor:
         entropy=cases.entropy,
         rollout_logprobs=cases.rollout_logprobs,
         rewards=cases.rewards[:, None],
+        **distributions,
     )
-    (slopes,) = torch.autograd.grad(torch.where(cases.response_mask, losses, 0.0).sum(), logprobs)
-    return slopes
+    total = torch.where(cases.response_mask, losses, 0.0).sum()
+    logits = [distributions["logits"]] if distributions else []
+    return cases.gradients(*torch.autograd.grad(total, [logprobs, *logits]))
 
 
 def _advantages(objective: Objective, cases: Cases, turns: Turns) -> Tensor:
@@ -222,24 +305,27 @@ def _advantages(objective: Objective, cases: Cases, turns: Turns) -> Tensor:
 def weight_curves(objective: Objective) -> dict[str, list[tuple[float, float]]]:
     """Returns points (ratio, weight) of a token's weight as a function of its ratio, for advantages of 1 and -1.
 
-    The reference is the sampler, which gives the token a probability of 0.5; it is the only token of its response.
+    The reference is the sampler, which gives the token a probability of 0.5; it is the only token of its response. A
+    divergence that is summed over tokens has no part in the weight.
     """
     ratios = torch.linspace(0.01, 3, 300, dtype=torch.float64)
     old = torch.full((len(ratios), 1), 0.5, dtype=torch.float64).log()
     curves = {}
     for advantage in (1.0, -1.0):
         logprobs, constant_ones = old + ratios.log()[:, None], torch.ones_like(old)
+        none = torch.zeros_like(old)
+        state = StateDivergence(none, none, none, none.bool())
         batch = TokenBatch(
-            logprobs, old, old, advantage * constant_ones, constant_ones, constant_ones, old, constant_ones
+            logprobs, old, old, advantage * constant_ones, constant_ones, constant_ones, old, constant_ones, state
         )
         weights = evaluate_objective(objective, batch).weight[:, 0]
         curves[f"A = {advantage:g}"] = list(zip(ratios.tolist(), weights.tolist(), strict=True))
     return curves
 
 
-def _claimed(objective: Objective, divergence: str) -> str:
+def _claimed(objective: Objective, divergence: Direction | Literal[""]) -> str:
     of = "of each token, in states of the sampler" if objective.claim_level == "token" else "of the whole response"
-    return f"expected reward less the {divergence} KL {of}" if divergence else f"expected reward {of}"
+    return f"expected reward less the {TITLES[divergence]} {of}" if divergence else f"expected reward {of}"
 
 
 def _finding(
@@ -248,7 +334,7 @@ def _finding(
     slopes: Tensor,
     gradients: Sequence[tuple[Tensor, Tensor]],
     penalty: Tensor | None,
-    divergence: str,
+    divergence: Direction | Literal[""],
 ) -> GradientFinding:
     """Returns the finding of a situation. `gradients`: expected and exact ones, for each tested weight of the
     divergence."""
@@ -274,7 +360,7 @@ def _length_cosine(objective: Objective, cases: Cases, slopes: Tensor, exact: Te
     if objective.aggregation != "sequence_mean":
         return 1.0
     on_policy = torch.tensor([policy == "on_policy" for policy, _ in SITUATIONS])[cases.situation]
-    divided = cases.expected(slopes / cases.response_mask.sum(-1, keepdim=True))
+    divided = cases.expected(slopes / cases.response_mask.sum(-1)[:, None, None])
     return cases.cosine(divided, exact)[on_policy].min().item()
 
 

@@ -9,19 +9,23 @@ from specs.schema.experiment import Experiment
 
 _ENUMERATED = """
 objective.type objective.divergence objective.estimator objective.level objective.kl_coef objective.kl_estimator
-objective.kl_in objective.kl_weighted objective.max_ratio objective.clip.type objective.clip.low objective.clip.high
+objective.kl_in objective.kl_weighted objective.kl objective.kl_top_k objective.max_ratio
+objective.clip.type objective.clip.low objective.clip.high
 objective.clip.dual objective.clip.branch objective.clip.keep_divergence
 objective.weight objective.loss objective.clipped objective.parameters objective.claim
-advantage.baseline advantage.credit rollout.rollouter training.minibatches training.epochs
+advantage.baseline advantage.credit rollout.rollouter rollout.partial training.minibatches training.epochs
 reference.source reference.path reference.revision reference.update.every_steps reference.update.every_updates
 reference.update.kl_above reference.update.kl_window reference.update.ema_decay reference.update.after_steps
+reference.update.plateau
 """
-"""Keys of the loss, of the credit of a turn, and of the distance between policy, sampler and reference."""
+"""Keys of the loss, of the credit of a turn, and of the distance between policy, sampler and reference, also of a
+sampler that changes within a response."""
 _FOR_ANY_VALUE = """
 model.source model.path model.revision model.model_type model.config model.tokenizer.type model.tokenizer.vocab_size
 model.seed warm_up.steps warm_up.until_loss warm_up.batch_size warm_up.learning_rate warm_up.warmup_fraction
 warm_up.weight_decay training.lora.rank training.lora.alpha training.lora.target_modules
-data.train data.prompt.type data.prompt.template data.prompt.system data.prompt.enable_thinking data.deduplicate
+data.train data.prompt.type data.prompt.template data.prompt.system data.prompt.enable_thinking
+data.prompt.chat_template data.deduplicate
 data.overlap data.max_prompt_length reward
 rollout.temperature rollout.stop rollout.max_response_length
 """
@@ -30,12 +34,15 @@ _AFTER_THE_GRADIENT = """
 training.steps training.prompts_per_step training.group_size training.skip_zero_advantage training.on_not_finite
 training.guards training.export_every_steps training.optimizer.learning_rate training.optimizer.betas
 training.optimizer.epsilon training.optimizer.weight_decay training.optimizer.max_grad_norm
-training.schedule.type training.schedule.warmup_updates
+training.schedule.type training.schedule.warmup_updates reference.update.reset_optimizer
 """
 """Keys that set the number of gradients and how the optimizer uses them."""
 _NOT_OF_TRAINING = "name question seeds matrix data.evaluation evaluation launcher resources stages"
-_WITH_ANOTHER = "rollout.correction.bound"
-"""A key without effect unless a listed key has one."""
+_WITH_ANOTHER = """
+rollout.correction.bound rollout.correction.low rollout.correction.high rollout.correction.over
+rollout.correction.measure
+"""
+"""Keys without effect unless a listed key has one."""
 
 _TABLES = (_ENUMERATED, _FOR_ANY_VALUE, _AFTER_THE_GRADIENT, _NOT_OF_TRAINING, _WITH_ANOTHER)
 COVERED = frozenset(" ".join(_TABLES).split())
@@ -84,10 +91,15 @@ def _listed(section: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]
         path = f"{place}{key}"
         if path in WITHOUT_EFFECT:
             if value not in WITHOUT_EFFECT[path]:
-                yield path, value
+                yield path, _given(value)
         elif path in COVERED:
             continue
         elif isinstance(value, dict) and value:
             yield from _listed(value, f"{path}.")
         elif value is not None and value not in ("", [], {}):  # a key that no table names
             yield path, value
+
+
+def _given(value: Any) -> Any:
+    """Returns a key's value, without the fields that a closed loop leaves out."""
+    return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value

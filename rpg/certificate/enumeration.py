@@ -6,11 +6,15 @@ turn. A given 0 continues the response. The other given token is a whole new con
 nothing that came before, as when an agent rewrites its history.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 from torch import Tensor
+
+from specs.schema.base_objective import Direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,25 +135,54 @@ def response_probabilities(world: World, table: Tensor) -> Tensor:
     return world.logprobs(table).sum(-1).exp() * world.chance
 
 
-def sequence_objective(world: World, policy: Tensor, reference: Tensor, *, forward: bool, kl_coef: float) -> Tensor:
-    """Returns E_pi[R] - beta D over whole responses, a differentiable scalar."""
+def sequence_objective(
+    world: World, policy: Tensor, reference: Tensor, *, direction: Direction, kl_coef: float
+) -> Tensor:
+    """Returns E_pi[R] - beta D over whole responses, a differentiable scalar.
+
+    The Jensen-Shannon divergence of a response is the expected sum of those of its tokens, in states of the policy: as
+    either KL is, in states of its first argument.
+    """
     log_pi, log_ref = world.logprobs(policy).sum(-1), world.logprobs(reference).sum(-1)
-    divergence = (log_ref.exp() * (log_ref - log_pi)) if forward else (log_pi.exp() * (log_pi - log_ref))
+    match direction:
+        case "forward":
+            divergence = log_ref.exp() * (log_ref - log_pi)
+        case "reverse":
+            divergence = log_pi.exp() * (log_pi - log_ref)
+        case "jensen_shannon":
+            of_states = state_divergences(policy, reference, direction)[world.prefixes]
+            divergence = log_pi.exp() * torch.where(world.response_mask, of_states, 0.0).sum(-1)
+        case never:
+            assert_never(never)
     return (world.chance * (log_pi.exp() * world.rewards - kl_coef * divergence)).sum()
 
 
 def token_objective(
-    world: World, policy: Tensor, sampler: Tensor, reference: Tensor, *, forward: bool, kl_coef: float
+    world: World, policy: Tensor, sampler: Tensor, reference: Tensor, *, direction: Direction, kl_coef: float
 ) -> Tensor:
     """Returns the sum over t of E_{s ~ sampler}[E_{a ~ pi}[A(s, a)] - beta D(.|s)], a differentiable scalar.
 
     A(s, a) is the mean reward when the sampler completes the response after s, a.
     """
     visits, values = prefix_visits(world, sampler), action_values(world, sampler)
+    reward = (torch.softmax(policy, -1) * values).sum(-1)
+    return (visits * (reward - kl_coef * state_divergences(policy, reference, direction))).sum()
+
+
+def state_divergences(policy: Tensor, reference: Tensor, direction: Direction) -> Tensor:
+    """Returns the divergence between the next tokens of two policies after each prefix. [prefixes]"""
     log_pi, log_ref = torch.log_softmax(policy, -1), torch.log_softmax(reference, -1)
-    reward = (log_pi.exp() * values).sum(-1)
-    divergence = (log_ref.exp() * (log_ref - log_pi)) if forward else (log_pi.exp() * (log_pi - log_ref))
-    return (visits * (reward - kl_coef * divergence.sum(-1))).sum()
+    match direction:
+        case "forward":
+            each = log_ref.exp() * (log_ref - log_pi)
+        case "reverse":
+            each = log_pi.exp() * (log_pi - log_ref)
+        case "jensen_shannon":
+            log_mean = torch.logaddexp(log_pi, log_ref) - math.log(2)
+            each = (log_pi.exp() * (log_pi - log_mean) + log_ref.exp() * (log_ref - log_mean)) / 2
+        case never:
+            assert_never(never)
+    return each.sum(-1)
 
 
 def prefix_visits(world: World, sampler: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specs.machine.foreign.limited import LimitError, in_limited_process, limited_seconds
+from specs.schema.data import ChatPrompt, TemplatePrompt
 
 MOST_SECONDS = 10.0
 """Time limit of one conversation: a thousand times the time of published templates."""
@@ -43,6 +44,12 @@ def _clock() -> dict[str, Callable[[str], str]]:
 
 class TemplateError(Exception):
     """Error raised if a template raises or exceeds a limit. `str()` says which."""
+
+
+def choose_template(tokenizer: Any, prompt: TemplatePrompt | ChatPrompt) -> None:
+    """Gives a tokenizer of transformers the spec's own chat template, if the spec has one."""
+    if isinstance(prompt, ChatPrompt) and prompt.chat_template:
+        tokenizer.chat_template = prompt.chat_template
 
 
 def render_all(tokenizer: Any, prompts: Sequence[str], **options: Any) -> list[str]:

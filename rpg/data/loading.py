@@ -100,13 +100,13 @@ def rendered(prompts: list[str], tokenizer: Any, data: Data, tools: Tools = ()) 
                 "the model's tokenizer has no chat template",
                 path=("data", "prompt", "type"),
                 given="chat",
-                hint="write `type: template`, or take a model that was tuned for chat",
+                hint="write `type: template`, a `chat_template`, or take a model that was tuned for chat",
             )
         )
     try:
         texts = render_all(tokenizer, prompts, **_options(data.prompt, tools))
     except TemplateError as error:
-        hint = "take a model whose chat template renders these messages, or write data.prompt.type: template"
+        hint = "write a data.prompt.chat_template that renders these messages, or data.prompt.type: template"
         raise errors.SpecError(errors.Issue(str(error), path=("data", "prompt"), hint=hint)) from None
     names = [tool["function"]["name"] for tool in tools]
     if unseen := [name for name in names if any(name not in text for text in texts[:1])]:

@@ -124,7 +124,7 @@ def _read(source: Source, problems: Iterator[SourceProblem], path: Path) -> Iter
             yield problem
     except MemoryError:
         given = ", ".join(map(str, named))
-        message = f"reading it takes more than {most >> 30} GiB of memory, and its size allows no more"
+        message = f"reading it takes more than {most >> 30} GiB of memory, the most for its size"
         hint = "write the file again, with each row's values in full"
         raise SpecError(Issue(message, (*path, "path"), given, hint=hint)) from None
     except SpecError as error:

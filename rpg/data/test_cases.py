@@ -142,7 +142,7 @@ def _cases(row: Mapping[str, Any]) -> TestCases:
     asserts."""
     tests, function = _parsed(row["tests"], "tests"), str(row.get("function") or "")
     if not isinstance(tests, list):
-        raise BadTestsError(f"`tests` is no list: {_short(tests)}")
+        raise BadTestsError(f"`tests` is not a list: {_short(tests)}")
     if all(isinstance(test, str) for test in tests):
         return TestCases("assert", hidden=tests, function=function)
     keys = ("arguments", "value") if function else ("input", "output")
@@ -151,7 +151,7 @@ def _cases(row: Mapping[str, Any]) -> TestCases:
         if not isinstance(test, dict) or any(key not in test for key in keys):
             raise BadTestsError(f"test {number} is no {{{', '.join(keys)}}}: {_short(test)}")
         if function and not isinstance(test["arguments"], list):
-            raise BadTestsError(f"test {number}: `arguments` is no list: {_short(test['arguments'])}")
+            raise BadTestsError(f"test {number}: `arguments` is not a list: {_short(test['arguments'])}")
         pair = (test[keys[0]], test[keys[1]])
         split[not test.get("shown", False)].append(pair if function else _texts(*pair))
     return TestCases("call" if function else "stdin", *split, function=function, grader="livecodebench")
@@ -208,7 +208,7 @@ def _case(kind: str, given: Any, expected: Any, number: int, *, lines: bool) -> 
     try:
         return [parse_json(line) for line in str(given).splitlines() if line.strip()], parse_json(expected)
     except ValueError as error:
-        raise BadTestsError(f"test {number} is a call whose arguments or value are no JSON: {error}") from None
+        raise BadTestsError(f"test {number} is a call whose arguments or value are not JSON: {error}") from None
 
 
 def _texts(given: Any, expected: Any) -> Case:
@@ -224,7 +224,7 @@ def _call(given: Any, expected: Any) -> Case:
     """Returns arguments and value. Restores integer keys, which APPS and TACO mean but JSON cannot hold."""
     arguments, value = (_from_text(each) for each in (given, expected))
     if not isinstance(arguments, list):
-        raise BadTestsError(f"the arguments of a call are no list: {_short(arguments)}")
+        raise BadTestsError(f"the arguments of a call are not a list: {_short(arguments)}")
     return [_with_numbers(argument) for argument in arguments], value
 
 
@@ -269,13 +269,13 @@ def _parsed(value: Any, name: str) -> Any:
     try:
         return parse_json(value)
     except ValueError as error:
-        raise BadTestsError(f"`{name}` is no JSON: {error}") from None
+        raise BadTestsError(f"`{name}` is not JSON: {error}") from None
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
     parsed = _parsed(value, name)
     if not isinstance(parsed, dict):
-        raise BadTestsError(f"`{name}` is no object: {_short(parsed)}")
+        raise BadTestsError(f"`{name}` is not an object: {_short(parsed)}")
     return parsed
 
 
@@ -291,7 +291,7 @@ def _texts_of(value: Any, name: str) -> list[str]:
     if isinstance(texts, str):
         return [texts]
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise BadTestsError(f"`{name}` is no list of texts: {_short(texts)}")
+        raise BadTestsError(f"`{name}` is not a list of texts: {_short(texts)}")
     return texts
 
 

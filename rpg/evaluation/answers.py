@@ -15,7 +15,7 @@ from rpg.rollouters.rollouter import SeededPrompt, check_rollouts
 from rpg.rollouters.scoring import Scoring
 from rpg.samplers.base import Sampler
 from rpg.samplers.out_of_memory import memory_of_sampler
-from rpg.samplers.sampling_ranks import sampling_ranks
+from rpg.samplers.sampling_ranks import own_samplers, samplers_of_ranks
 from rpg.types import Problem, Sampling
 from specs.schema.experiment import Experiment
 
@@ -47,17 +47,16 @@ def answers(
         SamplerOutOfMemoryError: the sampler ran out of memory.
         RuntimeError: another rank failed.
     """
-    samplers = sampling_ranks(spec.rollout)
-    count = len(samplers)
+    samplers = samplers_of_ranks(spec.sampling)
+    rank_of = [rank for rank, count in enumerate(samplers) for _ in range(count)]
+    dealt = [rank_of[index % len(rank_of)] for index in range(len(asked.problems))]
 
     def make() -> list[list[Answered]]:
-        if ranks.rank() not in samplers:
-            return []
-        share = asked.share(samplers.index(ranks.rank()), count)
+        share = asked.share([index for index, rank in enumerate(dealt) if rank == ranks.rank()])
         return list(_answers(spec, share, tokenizer, sampler, scorer, device, kept))
 
-    parts = ranks.gather_made(make, what="evaluation")
-    return [parts[samplers[index % count]][index // count] for index in range(len(asked.problems))]
+    parts = [iter(part) for part in ranks.gather_made(make, what="evaluation")]
+    return [next(parts[rank]) for rank in dealt]
 
 
 def _answers(
@@ -116,7 +115,7 @@ def _answers(
         ]
 
     # Large enough to keep the engine full, small enough for regular progress lines.
-    size = max(1, 8 * spec.rollout.max_concurrent // samples)
+    size = max(1, 8 * spec.rollout.max_concurrent * len(own_samplers(spec.sampling)) // samples)
     for first in range(0, len(asked.problems), size):
         problems, prompts = asked.problems[first : first + size], asked.prompts[first : first + size]
         answered = kept.read(problems) if kept else None

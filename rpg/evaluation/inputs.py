@@ -1,5 +1,6 @@
 """Loads an evaluation's problems and checks that they fit the model. Cheap enough to do before training."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,10 +29,11 @@ class EvaluationInputs:
         """Tokens of the longest prompt plus the longest response; 0 without problems."""
         return max(map(len, self.prompts)) + self.max_response_length if self.prompts else 0
 
-    def share(self, rank: int, world_size: int) -> "EvaluationInputs":
-        """Returns one rank's problems. They are dealt one by one, so that each rank gets its part of every set, long or
-        short."""
-        return replace(self, problems=self.problems[rank::world_size], prompts=self.prompts[rank::world_size])
+    def share(self, places: Sequence[int]) -> "EvaluationInputs":
+        """Returns the problems with these indices."""
+        return replace(
+            self, problems=[self.problems[place] for place in places], prompts=[self.prompts[place] for place in places]
+        )
 
 
 def evaluation_inputs(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from rpg.data.chat_template import choose_template
 from rpg.evaluation.answers import answers
 from rpg.evaluation.inputs import evaluation_inputs
 from rpg.evaluation.kept import KeptAnswers
@@ -14,6 +15,7 @@ from rpg.evaluation.results import MeasuredPolicy
 from rpg.pretrained import model_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.processes.device import choose_device, use_threads
+from rpg.processes.numa import bind_to_gpu
 from rpg.rewards import Place, open_scorers
 from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
@@ -29,6 +31,7 @@ def evaluating_ranks(spec: Experiment) -> Iterator[torch.device]:
     device = choose_device(spec.resources)
     with ranks.joined(device.type):
         use_threads(spec.resources, processes=ranks.on_this_machine())
+        bind_to_gpu(device)
         yield device
 
 
@@ -52,6 +55,7 @@ def policies_answers(
     if not policies:
         return
     tokenizer = tokenizer_of(inputs["base"])
+    choose_template(tokenizer, spec.data.prompt)
     asked = evaluation_inputs(spec, inputs["data"], inputs["base"], tokenizer)
     if not asked.problems:
         print("there is no evaluation set: nothing to measure", flush=True)
@@ -74,7 +78,7 @@ def _samplers(
         max_length=max_length,
         seed=spec.evaluation.seed,
     )
-    sampler = open_sampler(spec.rollout.model_copy(update={"replay_routing": False}), settings)
+    sampler = open_sampler(spec.sampling.model_copy(update={"replay_routing": False}), settings)
     try:
         for policy in policies:
             if policy.weights != opened_on:

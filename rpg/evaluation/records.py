@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rpg.control.plateau import SetScores
 from rpg.evaluation.measures import EvaluationMeasure, mean_at_k, measures, score_measure
 from rpg.messages import message
 from rpg.recording.segments import SegmentWriter
@@ -54,9 +55,7 @@ class Recorder:
         for dataset in dict.fromkeys(group[0].problem.dataset for group in answered):
             groups = [group for group in answered if group[0].problem.dataset == dataset]
             problems = [group[0].problem for group in groups]
-            named = any(each.cluster for each in problems)
-            clusters = [each.cluster or each.problem_id for each in problems] if named else None
-            measured, means = self._measures(groups, clusters)
+            measured, means = self._measures(groups, clusters_of(groups))
             self.writer.rows(self._sample(step, each) for group in groups for each in group)
             worst = self.worst(problems[0].source)
             self.writer.rows(self._measure(step, dataset, len(groups), each, worst) for each in measured)
@@ -118,6 +117,24 @@ class Recorder:
             verdicts=score.verdicts,
             turns=_turns(answered.turns),
         )
+
+
+def scores_by_set(answered: Sequence[list[Answered]]) -> dict[str, SetScores]:
+    """Returns set -> mean score of each of its problems: the share of right answers, or the mean of graded scores."""
+    found: dict[str, SetScores] = {}
+    for dataset in dict.fromkeys(group[0].problem.dataset for group in answered):
+        groups = [group for group in answered if group[0].problem.dataset == dataset]
+        graded = any(each.score.correct is None for group in groups for each in group)
+        scores = [[each.score.value if graded else bool(each.score.correct) for each in group] for group in groups]
+        found[dataset] = SetScores([sum(each) / len(each) for each in scores], clusters_of(groups))
+    return found
+
+
+def clusters_of(groups: Sequence[list[Answered]]) -> list[str] | None:
+    """Returns the cluster of each problem of a set; None if none is named."""
+    problems = [group[0].problem for group in groups]
+    named = any(each.cluster for each in problems)
+    return [each.cluster or each.problem_id for each in problems] if named else None
 
 
 def _turns(turns: Sequence[RecordedTurn]) -> str | None:

@@ -61,7 +61,7 @@ class Learner:
         self.policy = Policy(
             model,
             temperature=temperature,
-            entropy_gradient=training.entropy_coef > 0,
+            entropy_gradient=largest(training.entropy_coef) > 0,
             balances=self.balancing > 0,
         )
         self.attention_share = attention_share(model)
@@ -218,6 +218,10 @@ class Learner:
 
         with deepspeed.zero.GatheredParameters(parameters):
             yield
+
+    def reset_optimizer(self) -> None:
+        """Sets the optimizer's state to that before the first update. All ranks call it, between steps."""
+        shards.reset(self._engine, self.model)
 
     def save(self, copy: StateCopy) -> None:
         """Adds this rank's share of the trained weights and the optimizer's state to a copy.

@@ -1,14 +1,19 @@
-"""Computes logprobs of given tokens and the entropy from hidden states, without ever holding [tokens, vocabulary]."""
+"""Computes logprobs of given tokens, entropy and divergences from hidden states, without ever holding [tokens,
+vocabulary]."""
 
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
+
+from rpg.objectives.distribution import StateDivergence, log_share
+from specs.schema.objective import Divergence
 
 CHUNK_ELEMENTS = 2**26
 """Logits held at once by default: 256 MiB in float32."""
@@ -27,39 +32,125 @@ def token_logprobs(
     bias: Tensor | None = None,
     chunk: int | None = None,
     entropy_gradient: bool = False,
+    kernel: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Returns log softmax((hidden weight^T + bias) / temperature)[target] and that distribution's entropy, per token.
 
     Args:
         hidden: [tokens, hidden size], the last hidden states. Differentiable.
         weight: [vocabulary, hidden size], the output head's weight. Differentiable.
-        targets: [tokens], int64 token ids.
+        targets: [tokens], int64 token ids; or [tokens, several].
         temperature: divisor of the logits, > 0.
         bias: [vocabulary], the output head's bias, or None. Differentiable.
         chunk: tokens whose logits are held at once; by default as many as fit 256 MiB in float32, on a GPU at least
             CHUNK_ON_GPU.
         entropy_gradient: whether the entropy is differentiable too (for an entropy bonus).
+        kernel: whether a GPU may use `rpg.learner.head_kernel`, for one target a token.
     Returns:
-        logprobs [tokens] and entropy [tokens], nats, float32 (float64 for float64 inputs). Logits are float32, even for
-        bfloat16 inputs: bfloat16 has steps of 0.125 nats between 16 and 32. The backward pass recomputes the logits of
-        each chunk; its products run in the inputs' dtype.
+        logprobs, in the shape of the targets, and entropy [tokens], nats, float32 (float64 for float64 inputs). Logits
+        are float32, even for bfloat16 inputs: bfloat16 has steps of 0.125 nats between 16 and 32. The backward pass
+        recomputes the logits of each chunk; its products run in the inputs' dtype.
     Raises:
         ValueError: the shapes do not fit together.
     """
+    size = _chunk(hidden, weight, targets, chunk)
+    apply: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply
+    logprobs, entropy = apply(hidden, weight, bias, targets, temperature, size, kernel and targets.dim() == 1, None)
+    return logprobs, entropy if entropy_gradient else entropy.detach()
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The reference's distributions at the tokens of a pass, and the divergence from them."""
+
+    divergence: Divergence
+    hidden: Tensor
+    """The reference's last hidden states. [tokens, its hidden size]"""
+    weight: Tensor
+    """Weight of its output head. [its vocabulary, its hidden size]; its vocabulary is at least the policy's."""
+    bias: Tensor | None
+    """Bias of its output head. [its vocabulary]"""
+
+
+def token_divergences(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    compared: Compared,
+    *,
+    temperature: float = 1.0,
+    bias: Tensor | None = None,
+    chunk: int | None = None,
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor, StateDivergence]:
+    """Returns `token_logprobs`, and the divergence from the reference over the whole vocabulary at each token's state.
+
+    The logits of both policies are held for a chunk of tokens at a time, and computed again in the backward pass.
+
+    Args: as in `token_logprobs`; the reference's logits are divided by the same temperature.
+    """
+    size = _chunk(hidden, weight, targets, chunk)
+    apply: Callable[..., tuple[Tensor, ...]] = _TokenLogprobs.apply
+    given = hidden, weight, bias, targets, temperature, size, False, compared
+    logprobs, entropy, value, reverse, forward = apply(*given)
+    outside = torch.zeros_like(targets, dtype=torch.bool)
+    state = StateDivergence(value, reverse, forward, outside)
+    return logprobs, entropy if entropy_gradient else entropy.detach(), state
+
+
+@torch.no_grad()
+def likeliest_tokens(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    count: int,
+    *,
+    temperature: float = 1.0,
+    bias: Tensor | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the logprobs of the targets [tokens], and ids and logprobs of the most likely tokens [tokens, count].
+
+    Args: as in `token_logprobs`; count: at most the vocabulary counts.
+    """
+    size = _chunk(hidden, weight, targets, chunk)
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    count = min(count, weight.shape[0])
+    logprobs = hidden.new_empty(len(hidden), dtype=wide)
+    likeliest = hidden.new_empty(len(hidden), count, dtype=wide)
+    ids = targets.new_empty(len(hidden), count)
+    block, powers = _block(hidden, weight, size), _block(hidden, weight, size)
+    head = _head(weight, wide)
+    for part in _parts(len(hidden), size):
+        shifted, exponentials, _ = _shifted(_logits(block, hidden[part], head, bias, temperature), powers)
+        log_total = exponentials.sum(-1).log()
+        logprobs[part] = shifted.gather(1, targets[part, None])[:, 0] - log_total
+        highest, ids[part] = shifted.topk(count, dim=-1)
+        likeliest[part] = highest - log_total[:, None]
+    return logprobs, ids, likeliest
+
+
+def _chunk(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None) -> int:
+    """Returns the tokens whose logits are held at once. Raises ValueError if shapes do not fit together."""
     if (
         hidden.dim() != 2
         or weight.dim() != 2
         or hidden.shape[1] != weight.shape[1]
-        or targets.shape != hidden.shape[:1]
+        or targets.shape[:1] != hidden.shape[:1]
+        or targets.dim() > 2
     ):
         raise ValueError(
             f"hidden {list(hidden.shape)}, weight {list(weight.shape)} and targets {list(targets.shape)} "
             "must be [tokens, hidden size], [vocabulary, hidden size] and [tokens]"
         )
-    size = chunk or max(CHUNK_ON_GPU if hidden.is_cuda else 1, CHUNK_ELEMENTS // weight.shape[0])
-    apply: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply
-    logprobs, entropy = apply(hidden, weight, bias, targets, temperature, size)
-    return logprobs, entropy if entropy_gradient else entropy.detach()
+    return chunk or max(CHUNK_ON_GPU if hidden.is_cuda else 1, CHUNK_ELEMENTS // weight.shape[0])
+
+
+def _shifted(logits: Tensor, powers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns logits less the highest of each row, in place, their exponentials, and the highest ones."""
+    highest = logits.amax(-1)
+    shifted = logits.sub_(highest[:, None])
+    return shifted, torch.exp(shifted, out=powers[: len(shifted)]), highest
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -68,11 +159,21 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk: int
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+        kernel: bool,
+        compared: Compared | None,
+    ) -> tuple[Tensor, ...]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        in_kernel = bias is None and wide == torch.float32 and has_head_kernel(hidden.device)
-        logprobs, entropy = (hidden.new_empty(hidden.shape[0], dtype=wide) for _ in range(2))
+        in_kernel = kernel and bias is None and wide == torch.float32 and has_head_kernel(hidden.device)
+        logprobs = hidden.new_empty(targets.shape, dtype=wide)
+        entropy = hidden.new_empty(hidden.shape[0], dtype=wide)
+        comparison = None if compared is None else _Comparison(compared, hidden, temperature, chunk)
         normaliser = hidden.new_empty(hidden.shape[0], dtype=torch.float64 if in_kernel else wide)
         block = _block(hidden, weight, chunk)
         powers = block if in_kernel else _block(hidden, weight, chunk)
@@ -84,18 +185,26 @@ class _TokenLogprobs(torch.autograd.Function):
                     logits, targets[part], temperature
                 )
                 continue
-            logits = _logits(block, hidden[part], head, bias, temperature)
-            highest = logits.amax(-1)
-            shifted = logits.sub_(highest[:, None])
-            exponentials = torch.exp(shifted, out=powers[: len(shifted)])
+            if comparison:
+                comparison.prepare(part, powers)
+            shifted, exponentials, highest = _shifted(_logits(block, hidden[part], head, bias, temperature), powers)
             total = exponentials.sum(-1)
             normaliser[part] = highest + total.log()
-            logprobs[part] = shifted.gather(1, targets[part, None])[:, 0] - total.log()
-            entropy[part] = total.log() - exponentials.mul_(shifted).sum(-1) / total
+            chosen = shifted.gather(1, targets[part].reshape(len(shifted), -1)) - total.log()[:, None]
+            logprobs[part] = chosen.view(logprobs[part].shape)
+            if comparison is None:
+                entropy[part] = total.log() - exponentials.mul_(shifted).sum(-1) / total
+                continue
+            entropy[part] = total.log() - _dot(exponentials, shifted) / total
+            comparison.add(part, shifted.sub_(total.log()[:, None]), exponentials.div_(total[:, None]))
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
-        ctx.temperature, ctx.chunk, ctx.in_kernel = temperature, chunk, in_kernel
+        ctx.temperature, ctx.chunk, ctx.in_kernel, ctx.comparison = temperature, chunk, in_kernel, comparison
         ctx.set_materialize_grads(False)
-        return logprobs, entropy
+        if comparison is None:
+            return logprobs, entropy
+        comparison.free()
+        ctx.mark_non_differentiable(comparison.reverse, comparison.forward)
+        return logprobs, entropy, comparison.value, comparison.reverse, comparison.forward
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -108,7 +217,9 @@ class _TokenLogprobs(torch.autograd.Function):
         block = _block(hidden, weight, ctx.chunk)
         head = _head(weight, wide)
         for part in _parts(hidden.shape[0], ctx.chunk):
-            from_logprobs, from_entropy = (gradient if gradient is None else gradient[part] for gradient in gradients)
+            from_logprobs, from_entropy, from_value = (
+                gradient if gradient is None else gradient[part] for gradient in (*gradients, None)[:3]
+            )
             if ctx.in_kernel:
                 slope, scale = _kernel().slope_of(
                     _logits(block, hidden[part], head, None, 1.0),
@@ -123,7 +234,14 @@ class _TokenLogprobs(torch.autograd.Function):
             else:
                 logits = _logits(block, hidden[part], head, bias, ctx.temperature)
                 log_p = logits.sub_(normaliser[part, None])
-                slope, scale = _slope(log_p, targets[part], from_logprobs, from_entropy, entropy[part])
+                if from_value is None:
+                    slope, scale = _slope(log_p, targets[part], from_logprobs, from_entropy, entropy[part])
+                else:
+                    kept = None if from_entropy is None else log_p.clone()
+                    slope = ctx.comparison.slope(part, log_p, targets[part], from_value, from_logprobs)
+                    scale = torch.ones_like(from_value)
+                    if kept is not None:
+                        slope += _slope(kept, targets[part], None, from_entropy, entropy[part])[0]
             scale = scale / ctx.temperature
             if grad_bias is not None:
                 grad_bias.addmv_(slope.T, scale)
@@ -136,10 +254,113 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-            None,
+            *(None,) * 5,
         )
+
+
+class _Comparison:
+    """The divergences of a pass's states over the vocabulary, computed chunk by chunk, and their slopes."""
+
+    def __init__(self, compared: Compared, hidden: Tensor, temperature: float, chunk: int) -> None:
+        self._compared, self._temperature, self._chunk = compared, temperature, chunk
+        self._wide = torch.promote_types(hidden.dtype, torch.float32)
+
+        def of_tokens() -> Tensor:
+            return hidden.new_empty(len(hidden), dtype=self._wide)
+
+        self.value, self.reverse, self.forward = of_tokens(), of_tokens(), of_tokens()
+        self._normaliser, self._inner, self._mass = of_tokens(), of_tokens(), of_tokens()
+        self._block: Tensor | None = None
+
+    def prepare(self, part: slice, powers: Tensor) -> None:
+        """Computes log π_ref of a chunk, as that of the policy, so that equal policies differ in no bit. `powers` is
+        scratch space."""
+        logits = self._logits(part)
+        if powers.shape[1] != logits.shape[1]:
+            powers = torch.empty_like(logits)
+        shifted, exponentials, highest = _shifted(logits, powers)
+        log_total = exponentials.sum(-1).log()
+        self._normaliser[part] = highest + log_total
+        shifted.sub_(log_total[:, None])
+
+    def add(self, part: slice, log_p: Tensor, policy: Tensor) -> None:
+        """Computes the divergences of a chunk from log π and π [chunk, vocabulary]. Overwrites `log_p`."""
+        assert self._block is not None, "it is prepared"
+        log_q = self._block[: len(log_p), : log_p.shape[1]]
+        log_ratio, reference = log_p.sub_(log_q), log_q.exp_()
+        is_whole = self._block.shape[1] == log_p.shape[1]  # otherwise the reference has further tokens
+        mass = torch.ones_like(policy[:, 0]) if is_whole else reference.sum(-1)
+        reverse, forward = _dot(policy, log_ratio), -_dot(reference, log_ratio)
+        self._inner[part], self._mass[part] = reverse, mass
+        # Both are at least 0 but for rounding.
+        self.reverse[part] = (reverse - 1 + mass).clamp(min=0)
+        self.forward[part] = (forward + 1 - mass).clamp(min=0)
+        match self._compared.divergence:
+            case "reverse":
+                self.value[part] = reverse
+            case "unnormalized_reverse":
+                self.value[part] = reverse - 1 + mass
+            case "forward":
+                self.value[part] = forward
+            case "unnormalized_forward":
+                self.value[part] = forward + 1 - mass
+            case "jensen_shannon":
+                share = log_share(log_ratio)
+                self._inner[part] = _dot(policy, share) / 2
+                self.value[part] = self._inner[part] + (_dot(reference, share) + forward) / 2
+            case "none":
+                self.value[part] = 0
+            case never:
+                assert_never(never)
+
+    def slope(
+        self,
+        part: slice,
+        log_p: Tensor,
+        targets: Tensor,
+        from_value: Tensor,
+        from_logprobs: Tensor | None,
+    ) -> Tensor:
+        """Returns the gradient of a chunk's divergences and logprobs by logits / temperature [chunk, vocabulary].
+        Overwrites `log_p`.
+
+        d D / d z_j = φ_j - p_j Σ_i φ_i with φ_j = d D / d log p_j.
+        """
+        log_q = self._logits(part).sub_(self._normaliser[part, None])[:, : log_p.shape[1]]
+        along = torch.zeros_like(from_value) if from_logprobs is None else from_logprobs
+        inner, mass = self._inner[part, None], self._mass[part, None]
+        value, logprobs = from_value[:, None], along[:, None]
+        match self._compared.divergence:
+            case "reverse" | "unnormalized_reverse":
+                weight = log_q.neg_().add_(log_p).sub_(inner).mul_(value).sub_(logprobs)
+                slope = log_p.exp_().mul_(weight)
+            case "forward" | "unnormalized_forward":
+                slope = log_p.exp_().mul_(value * mass - logprobs).sub_(log_q.exp_().mul_(value))
+            case "jensen_shannon":
+                weight = log_share(log_q.neg_().add_(log_p)).div_(2).sub_(inner).mul_(value).sub_(logprobs)
+                slope = log_p.exp_().mul_(weight)
+            case "none":
+                slope = log_p.exp_().mul_(-logprobs)
+            case never:
+                assert_never(never)
+        return slope.scatter_add_(1, targets[:, None], logprobs)
+
+    def free(self) -> None:
+        """Frees the block of the reference's logits until the backward pass."""
+        self._block = None
+
+    def _logits(self, part: slice) -> Tensor:
+        """Returns the reference's logits over the temperature. [chunk, its vocabulary]"""
+        compared = self._compared
+        if self._block is None:
+            self._block = _block(compared.hidden, compared.weight, self._chunk)
+        head = _head(compared.weight, self._wide)
+        return _logits(self._block, compared.hidden[part], head, compared.bias, self._temperature)
+
+
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    """Returns the inner product of each pair of rows, without a tensor of the products. [rows]"""
+    return torch.bmm(one[:, None], other[:, :, None])[:, 0, 0]
 
 
 def _parts(tokens: int, chunk: int) -> Iterator[slice]:
@@ -247,6 +468,10 @@ def _slope(
 
     d logprob / d z_j = [j = target] - p_j and d entropy / d z_j = -p_j (log p_j + entropy).
     """
+    if grad_logprobs is not None and grad_logprobs.dim() == 2:
+        slope = _slope(log_p.clone(), targets[:, 0], None, grad_entropy, entropy)[0] if grad_entropy is not None else 0
+        slope = slope - log_p.exp_().mul_(grad_logprobs.sum(-1, keepdim=True))
+        return slope.scatter_add_(1, targets, grad_logprobs), torch.ones_like(entropy)
     if grad_entropy is None:
         if grad_logprobs is None:
             return log_p.zero_(), torch.zeros_like(entropy)

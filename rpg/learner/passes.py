@@ -9,12 +9,15 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from rpg.batches.batch import Microbatch
+from rpg.batches.ledger import ReferenceRows
 from rpg.learner.own_logits import prove_policy
 from rpg.learner.packing import Packing, use_newer_flash
 from rpg.learner.packing_trial import PackingTrial, try_packing
 from rpg.learner.sequence_parallel import SequenceGroup
+from rpg.objectives.distribution import StateDivergence
 from specs.errors import Issue, SpecError
 from specs.machine.standstill import show_work
+from specs.schema.objective import Divergence
 from specs.schema.training import Training
 
 
@@ -60,6 +63,11 @@ class Passes:
         """Whether a pass may hold several sequences in a row."""
         return self.packing_trial is not None and self.packing_trial.keeps_apart
 
+    def set_temperature(self, temperature: float) -> None:
+        """Sets the divisor of the logits in the passes to come."""
+        policy: Any = getattr(self._policy, "module", self._policy)  # an engine has the policy inside
+        policy.temperature = temperature
+
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
         """Returns logprobs and entropies of the batch's response tokens, nats. [n] each
 
@@ -82,6 +90,27 @@ class Passes:
                 values[:0].sum() + values.new_zeros(len(batch.targets)) for values in (logprobs, entropies)
             )
         return logprobs, entropies
+
+    def described(self, batch: Microbatch, top_k: int) -> tuple[Tensor, ReferenceRows]:
+        """Returns logprobs [n], and the policy's distributions: its most likely tokens, or hidden states if `top_k` is
+        0."""
+        logprobs, *rows = self._whole(batch, describes=top_k)
+        return logprobs, ReferenceRows(*rows)
+
+    def compared(
+        self, batch: Microbatch, divergence: Divergence, rows: ReferenceRows
+    ) -> tuple[Tensor, Tensor, StateDivergence]:
+        """Returns `logprobs`, and the divergence of the policy from these rows at each state, differentiable. [n]"""
+        logprobs, entropies, *state = self._whole(batch, compares=(divergence, rows))
+        return logprobs, entropies, StateDivergence(*state)
+
+    def _whole(self, batch: Microbatch, **wanted: Any) -> Any:
+        """Returns the policy's values of a pass over rows that ranks do not share."""
+        show_work()
+        packing = Packing(batch.packed, self._device) if batch.packed else None
+        if self._replays and batch.experts is not None:
+            wanted["experts"] = batch.experts.to(self._device)
+        return self._policy(batch.input_ids, batch.sources, batch.targets, packing=packing, **wanted)
 
     def _packed(
         self,

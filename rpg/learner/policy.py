@@ -7,15 +7,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rpg.batches.ledger import ReferenceRows
 from rpg.learner.adapters import add_adapters
 from rpg.learner.kernels import use_liger
-from rpg.learner.logprobs import token_logprobs
+from rpg.learner.logprobs import Compared, likeliest_tokens, token_divergences, token_logprobs
 from rpg.learner.own_logits import check_logits, switch_off_noise
 from rpg.learner.packing import ATTENTION, Packing
 from rpg.learner.recomputation import recompute_activations
 from rpg.learner.sharded_loading import read_on_first_rank
+from rpg.objectives.distribution import over_tokens
 from rpg.pretrained import config_of, model_of
 from rpg.routing import ReplayedRouters, Routing, routed_experts, routing_of
+from specs.schema.objective import Divergence
 from specs.schema.training import Training
 
 
@@ -47,7 +50,9 @@ class Policy(nn.Module):
         packing: Packing | None = None,
         experts: Tensor | None = None,
         own_logits: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+        describes: int | None = None,
+        compares: tuple[Divergence, ReferenceRows] | None = None,
+    ) -> tuple[Tensor | None, ...]:
         """Returns logprobs and entropies of `targets`, nats, float32. [n] each
 
         Args:
@@ -60,6 +65,9 @@ class Policy(nn.Module):
                 per token]
             own_logits: for a check: return logprobs from the model's own logits without noise, and instead of the
                 entropies the rounding error of the largest logit, nats. []
+            describes: return the fields of `ReferenceRows` instead of the entropies, for a later comparison: that many
+                most likely tokens of each distribution, or with 0 the hidden states and the output head.
+            compares: return the fields of `StateDivergence` as well: the policy's divergence from these rows.
         """
         if own_logits:
             return self._own_logprobs(input_ids, sources, targets)
@@ -77,14 +85,50 @@ class Policy(nn.Module):
             self.choose_experts()
         head: Any = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         chosen = outputs.last_hidden_state.flatten(0, 1).index_select(0, sources)
-        return token_logprobs(
-            chosen,
-            head.weight,
-            targets,
-            temperature=self.temperature if temperature is None else temperature,
-            bias=getattr(head, "bias", None),
-            entropy_gradient=self.entropy_gradient,
-        )
+        heat, bias = self.temperature if temperature is None else temperature, getattr(head, "bias", None)
+        if describes is not None:
+            return self._described(chosen, head.weight, targets, describes, temperature=heat, bias=bias)
+        given_head: dict[str, Any] = {
+            "temperature": heat,
+            "bias": bias,
+            "entropy_gradient": self.entropy_gradient,
+        }
+        if compares is not None:
+            return self._compared(chosen, head.weight, targets, *compares, **given_head)
+        return token_logprobs(chosen, head.weight, targets, **given_head)
+
+    @staticmethod
+    def _described(
+        hidden: Tensor, weight: Tensor, targets: Tensor, top_k: int, *, temperature: float, bias: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Returns logprobs, and the fields of `ReferenceRows`."""
+        if top_k:
+            logprobs, ids, likeliest = likeliest_tokens(
+                hidden, weight, targets, top_k, temperature=temperature, bias=bias
+            )
+            return logprobs, likeliest, ids, None, None
+        logprobs, _ = token_logprobs(hidden, weight, targets, temperature=temperature, bias=bias, kernel=False)
+        return logprobs, hidden.detach(), None, weight.detach(), None if bias is None else bias.detach()
+
+    @staticmethod
+    def _compared(
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        divergence: Divergence,
+        rows: ReferenceRows,
+        **head: Any,
+    ) -> tuple[Tensor | None, ...]:
+        """Returns logprobs, entropies, and the fields of `StateDivergence`."""
+        if rows.weight is not None:
+            compared = Compared(divergence, rows.values, rows.weight, rows.bias)
+            logprobs, entropies, state = token_divergences(hidden, weight, targets, compared, **head)
+        else:
+            assert rows.ids is not None
+            every, entropies = token_logprobs(hidden, weight, torch.cat([targets[:, None], rows.ids], 1), **head)
+            outside = (rows.ids != targets[:, None]).all(1)
+            logprobs, state = every[:, 0], over_tokens(divergence, every[:, 1:], rows.values, outside)
+        return logprobs, entropies, state.value, state.reverse, state.forward, state.outside
 
     def _own_logprobs(self, input_ids: Tensor, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         was_training = self.model.training

@@ -122,6 +122,22 @@ def load(engine: Any, model: nn.Module, directory: Path) -> None:
             group.update(saved)
 
 
+@torch.no_grad()
+def reset(engine: Any, model: nn.Module) -> None:
+    """Sets the optimizer's state to that before the first update, in place.
+
+    The newest iterate `z` of schedule-free AdamW becomes the average, which the stepped tensors hold between steps.
+    """
+    for stepped in _stepped(engine, model):
+        for key, value in stepped.state.items():
+            if key == "z":
+                value.copy_(stepped.values)
+            elif torch.is_tensor(value):
+                value.zero_()
+            else:
+                stepped.state[key] = type(value)(0)
+
+
 def load_weights(model: nn.Module, directory: Path) -> None:
     """Restores the trained weights that `save` wrote, without an optimizer, into a module that no engine has
     sharded."""

@@ -3,8 +3,8 @@
 The same model weights give different logprobs in another engine: `rollout_logprobs` are the engine's, `old_logprobs`
 the learner's. All expectations in this package are over the learner's policy. A weight of old/rollout on each token's
 loss restores the expectation over that token, in the states that the engine visited. This is exact only for responses
-of one token: the distribution of states, and ratios of whole responses, would need the product over the response, with
-its variance.
+of one token: the distribution of states, and ratios of whole responses, need the product over the response
+(`over: sequence`), with its variance.
 """
 
 from typing import assert_never
@@ -31,47 +31,58 @@ def rollout_ratio(old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask:
     return bounded_exp(torch.where(response_mask != 0, log_ratio, 0.0))
 
 
-def truncated_weight(ratio: Tensor, *, bound: float) -> Tensor:
-    """Returns min(ratio, bound).
+def correction_weight(
+    correction: Correction, old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the factor on each token's loss, as the spec says, and whether the bounds act on the token. [batch, time]
 
-    Args:
-        ratio: π_old over the engine's probability, see `rollout_ratio`.
-        bound: above 1.
-    Returns:
-        Factor on a token's loss. The bound limits its variance and biases the entries on which it acts.
-    Source: Yao 2025, truncated importance sampling between engine and learner,
-    https://fengyao.notion.site/off-policy-rl.
+    truncate: min(max(ratio, low), high). mask: the ratio, or 0 if the measured value is outside the bounds. `over` says
+    whether the ratio is the token's or the response's; with a mask over the geometric mean it is the token's. A bound
+    limits the variance and biases the entries on which it acts.
+
+    Args: as in `rollout_ratio`.
+    Source: truncated importance sampling, Yao 2025, https://fengyao.notion.site/off-policy-rl; masks of tokens, Ling
+    2025 (IcePop), arXiv:2510.18855; of responses by their ratio, Liu 2025,
+    https://yingru.notion.site/When-Speed-Kills-Stability; as in TRL (token_ and sequence_truncate, token_ and
+    sequence_mask) and NeMo-RL (tis, icepop, seq-mask-tis).
     """
-    return ratio.clamp(max=bound)
-
-
-def masked_weight(ratio: Tensor, *, bound: float) -> Tensor:
-    """Returns the ratio if it is in [1/bound, bound], else 0.
-
-    Args: as in `truncated_weight`.
-    Returns: factor on a token's loss; 0 leaves the token out.
-    """
-    return torch.where((ratio <= bound) & (ratio >= 1 / bound), ratio, 0.0)
-
-
-def correction_weight(correction: Correction, ratio: Tensor) -> Tensor:
-    """Returns the factor on each token's loss, as the spec says; 1 without a correction."""
+    token = rollout_ratio(old_logprobs, rollout_logprobs, response_mask)
+    if correction.type == "none":
+        return torch.ones_like(token), torch.zeros_like(token, dtype=torch.bool)
+    old, rollout = (_of_unit(each, response_mask, correction) for each in (old_logprobs, rollout_logprobs))
+    ratio = bounded_exp(old - rollout).expand_as(token)
+    low, high = correction.bounds
     match correction.type:
-        case "none":
-            return torch.ones_like(ratio)
         case "truncate":
-            return truncated_weight(ratio, bound=correction.bound)
+            weight = ratio.clamp(low, high)
+            return weight, weight != ratio
         case "mask":
-            return masked_weight(ratio, bound=correction.bound)
+            measured = ratio if correction.measure == "ratio" else (old.exp() - rollout.exp()).expand_as(token)
+            outside = (measured < low) | (measured > high)
+            return (token if correction.over == "geometric_mean" else ratio).masked_fill(outside, 0.0), outside
         case never:
             assert_never(never)
 
 
-def mismatch_diagnostics(ratio: Tensor, weight: Tensor, correction: Correction) -> dict[str, Tensor]:
+def _of_unit(logprobs: Tensor, response_mask: Tensor, correction: Correction) -> Tensor:
+    """Returns the log-probability of each token, or that of its response or its tokens' mean [batch, 1]. Constant."""
+    mask = response_mask != 0
+    logprobs = torch.where(mask, logprobs.detach().to(torch.promote_types(logprobs.dtype, torch.float32)), 0.0)
+    match correction.over:
+        case "token":
+            return logprobs
+        case "sequence":
+            return logprobs.sum(-1, keepdim=True)
+        case "geometric_mean":
+            return logprobs.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+        case never:
+            assert_never(never)
+
+
+def mismatch_diagnostics(ratio: Tensor, acted: Tensor) -> dict[str, Tensor]:
     """Returns the mismatch between engine and learner for the metrics, by name and for each token.
 
     rollout_ratio: learner over engine. kl_rollout: nats, ≥ 0; its mean estimates KL(engine ‖ learner) without bias.
-    corrected: bool, whether the correction's bound acted.
+    corrected: bool, whether the correction's bounds acted.
     """
-    acted = weight != ratio if correction.type != "none" else torch.zeros_like(ratio, dtype=torch.bool)
     return {"rollout_ratio": ratio, "kl_rollout": ratio - 1 - torch.log(ratio), "corrected": acted}

@@ -1,9 +1,12 @@
-"""The four divergences between policy and reference, estimated from samples of a third policy, π_old.
+"""The divergences between policy and reference, estimated from samples of a third policy, π_old.
 
 Each has a weight K and a loss D. K is the contribution of minus the divergence to the m of `∇J = E_old[m ∇log π]`; D's
 expected gradient is that of the divergence. Both are exact for one token, and for a whole response if the ratios are
 those of the whole response. π_old and π_ref are constants; the symbols are those of `terms`. docs/objectives.md shows
 the first two lines of each weight and the first of each loss.
+
+If the divergence at a state is summed over tokens (`StateDivergence`), the sampled token weighs only the rest:
+itself if it is outside of the sum, and at level to_go the divergence of later states.
 
 Source: Zhang 2025, arXiv:2505.17508, Props 3.2, 3.6, E.1, E.3. Differs: the sampler and the reference may be two
 policies; if they are one, q = 1 and these are the paper's.
@@ -16,8 +19,9 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
+from rpg.objectives.distribution import log_share
 from rpg.objectives.terms import Terms, bounded_exp
-from specs.schema.objective import Divergence
+from specs.schema.base_objective import Divergence, direction_of
 
 
 def forward_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
@@ -56,6 +60,14 @@ def unnormalized_reverse_weight(log_ratio: Tensor, log_reference: Tensor) -> Ten
     K of KL(π ‖ π_ref) + mass of π_ref − mass of π. Args and Returns: as `forward_weight`.
     """
     return -bounded_exp(log_ratio) * (log_ratio - log_reference)
+
+
+def jensen_shannon_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
+    """−½ w log(2 r / (1 + r))
+
+    K of ½ KL(π ‖ m) + ½ KL(π_ref ‖ m), m = ½ (π + π_ref). Args and Returns: as `forward_weight`.
+    """
+    return -bounded_exp(log_ratio) * log_share(log_ratio - log_reference) / 2
 
 
 def no_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
@@ -103,6 +115,15 @@ def unnormalized_reverse_loss(terms: Terms) -> Tensor:
     return bounded_exp(terms.log_ratio) * terms.log_ref_ratio - bounded_exp(terms.log_ratio)
 
 
+def jensen_shannon_loss(terms: Terms) -> Tensor:
+    """½ w log(2 r / (1 + r)) + ½ q log(2 / (1 + r))
+
+    Its expectation is the divergence. Args and Returns: as `forward_loss`.
+    """
+    of_policy, of_reference = log_share(terms.log_ref_ratio), log_share(-terms.log_ref_ratio)
+    return (bounded_exp(terms.log_ratio) * of_policy + bounded_exp(terms.log_reference) * of_reference) / 2
+
+
 def no_loss(terms: Terms) -> Tensor:
     """0
 
@@ -137,7 +158,7 @@ def to_go_weight(divergence: Divergence, log_ratio: Tensor, terms: Terms, *, per
             return reference - ratio
         case "unnormalized_reverse":
             return -ratio * terms.log_ref_ratio_to_go
-        case "none":
+        case "none" | "jensen_shannon":  # the latter is summed over tokens, unless its weight is 0
             return torch.zeros_like(log_ratio)
         case never:
             assert_never(never)
@@ -149,12 +170,74 @@ def to_go_loss(divergence: Divergence, terms: Terms) -> Tensor:
     return -to_go_weight(divergence, terms.log_ratio, terms) * terms.log_policy
 
 
+def state_loss(divergence: Divergence, terms: Terms) -> Tensor:
+    """Returns the divergence at each token's state, summed over tokens; at level to_go of a forward one times the
+    product of q before the token, which makes the sampler's states the reference's.
+
+    Returns: nats, one number per token. Differentiable by the state's value.
+    """
+    assert terms.state is not None
+    return terms.state.value * _reached(terms, divergence)
+
+
+def rest_weight(divergence: Divergence, log_ratio: Tensor, terms: Terms, *, per_ratio: bool = False) -> Tensor:
+    """Returns the sampled token's K beside a sum over tokens.
+
+    Its own K if it is outside of the sum; and at level to_go, unless the divergence is forward, −w times the divergence
+    of the later states of its response.
+
+    Args:
+        log_ratio: log w of each token, perhaps clamped.
+        per_ratio: whether to return K/w, for an unclamped ratio.
+    Returns:
+        One number per token. Constant.
+    """
+    assert terms.state is not None
+    log_ratio = log_ratio.detach()
+    # K is homogeneous in w and q, so that K/w is K at ratio 1 and at q/w.
+    at, reference = log_ratio, terms.log_reference
+    if per_ratio:
+        at, reference = torch.zeros_like(log_ratio), terms.log_reference - log_ratio
+    own = WEIGHTS[divergence](at, reference) * _reached(terms, divergence)
+    weight = torch.where(terms.state.outside, own, 0.0)
+    if not terms.to_go or direction_of(divergence) == "forward":
+        return weight
+    return weight - bounded_exp(at) * _later(divergence, terms)
+
+
+def rest_loss(divergence: Divergence, terms: Terms) -> Tensor:
+    """Returns the sampled token's D beside a sum over tokens; at level to_go −SG(K) log π, as `to_go_loss`."""
+    assert terms.state is not None
+    if terms.to_go:
+        return -rest_weight(divergence, terms.log_ratio, terms) * terms.log_policy
+    return torch.where(terms.state.outside, LOSSES[divergence](terms), 0.0)
+
+
+def _reached(terms: Terms, divergence: Divergence) -> Tensor:
+    """Returns the factor that makes the sampler's states those of the divergence: at level to_go of a forward one the
+    product of q before each token. Constant."""
+    if terms.to_go and direction_of(divergence) == "forward":
+        return bounded_exp(terms.log_reference_so_far - terms.log_reference)
+    return torch.ones_like(terms.log_reference)
+
+
+def _later(divergence: Divergence, terms: Terms) -> Tensor:
+    """Returns the divergence of the states after each token's own, in its response. Constant."""
+    assert terms.state is not None
+    sampled = LOSSES[divergence](terms).detach()
+    if divergence == "unnormalized_reverse":
+        sampled = sampled + bounded_exp(terms.log_reference)  # the mass of the reference, which has no gradient
+    each = terms.state.value.detach() + torch.where(terms.state.outside, sampled, 0.0)
+    return each.flip(-1).cumsum(-1).flip(-1) - each
+
+
 WEIGHTS: Mapping[Divergence, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
     {
         "forward": forward_weight,
         "reverse": reverse_weight,
         "unnormalized_forward": unnormalized_forward_weight,
         "unnormalized_reverse": unnormalized_reverse_weight,
+        "jensen_shannon": jensen_shannon_weight,
         "none": no_weight,
     }
 )
@@ -164,6 +247,7 @@ LOSSES: Mapping[Divergence, Callable[[Terms], Tensor]] = MappingProxyType(
         "reverse": reverse_loss,
         "unnormalized_forward": unnormalized_forward_loss,
         "unnormalized_reverse": unnormalized_reverse_loss,
+        "jensen_shannon": jensen_shannon_loss,
         "none": no_loss,
     }
 )

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from rpg.objectives import formula, regularized, rivals  # noqa: F401  (the equations, which register themselves)
 from rpg.objectives.clipping import Clipped
+from rpg.objectives.distribution import StateDivergence, of_logits
 from rpg.objectives.kl import penalty, token_divergences
 from rpg.objectives.registry import equation
 from rpg.objectives.terms import TERMS, Terms, TokenBatch, token_terms
-from specs.schema.objective import Objective, PublishedObjective
+from specs.schema.objective import Objective, PublishedObjective, RegularizedObjective
 from specs.schema.schedule import constant
 
 
@@ -22,7 +23,8 @@ class ObjectiveEvaluation:
     losses: Tensor
     """Losses of the tokens, as `token_losses` returns them."""
     weight: Tensor
-    """m, the factor of ∇log π in minus the gradient of the sum of the losses."""
+    """m, the factor of ∇log π in minus the gradient of the sum of the losses; without a divergence that is summed over
+    tokens, whose gradient is not along it."""
     ratio: Tensor
     """π/π_old of the objective's unit: the token, the response, or the response's geometric mean."""
     clipped_low: Tensor
@@ -33,7 +35,7 @@ class ObjectiveEvaluation:
     """Whether the bound for negative advantages acts, bool."""
     kl_reverse: Tensor
     """Estimate of KL(π ‖ π_ref) at each token, nats, ≥ 0; its mean over tokens is unbiased, in the states that the
-    sampler visits."""
+    sampler visits. With `kl: full` exact at each state, as is the next."""
     kl_forward: Tensor
     """Estimate of KL(π_ref ‖ π) at each token, nats."""
     kl_behaviour: Tensor
@@ -88,6 +90,10 @@ def token_losses(
     entropy: Tensor | None = None,
     rollout_logprobs: Tensor | None = None,
     rewards: Tensor | None = None,
+    logits: Tensor | None = None,
+    ref_logits: Tensor | None = None,
+    token_ids: Tensor | None = None,
+    state: StateDivergence | None = None,
 ) -> Tensor:
     """Returns the loss of each token, to minimise; not masked, not averaged: see aggregate.py.
 
@@ -104,6 +110,11 @@ def token_losses(
             nothing.
         entropy, rollout_logprobs, rewards: H, log p_engine and R, [batch, time] or [batch, 1], if a formula reads
             them. Constant.
+        logits: [batch, time, vocabulary] of the policy being trained, over the sampling temperature, if the objective's
+            `kl` is full or top_k. Differentiable.
+        ref_logits: the reference's, in the same shape. Constant.
+        token_ids: [batch, time], int64, the sampled tokens, if `kl` is top_k.
+        state: the divergence that is summed over tokens, in place of the three.
     Returns:
         [batch, time], float32 or wider; the sum over positions with `response_mask` 1 is the loss of the sequence. A
         ratio whose logarithm exceeds 60 nats is clamped there, so the loss and its gradient stay finite; a
@@ -111,8 +122,12 @@ def token_losses(
     Raises:
         ValueError: shapes differ, a parameter is still a schedule, or an input that a formula reads is missing.
     """
+    if state is None and isinstance(objective, RegularizedObjective) and objective.summed_over != "sampled":
+        if logits is None or ref_logits is None:
+            raise ValueError(f"kl {objective.kl} needs logits and ref_logits")
+        state = of_logits(objective.divergence, logits, ref_logits, top_k=objective.top_k, token_ids=token_ids)
     batch = TokenBatch(
-        logprobs, old_logprobs, ref_logprobs, advantages, response_mask, entropy, rollout_logprobs, rewards
+        logprobs, old_logprobs, ref_logprobs, advantages, response_mask, entropy, rollout_logprobs, rewards, state
     )
     return _losses(objective, batch.prepared())[0]
 

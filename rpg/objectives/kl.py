@@ -96,7 +96,8 @@ def token_divergences(terms: Terms) -> dict[str, Tensor]:
     """Returns the unnormalized divergences of each token, for metrics.
 
     kl_reverse: w log r − w + q, of KL(π ‖ π_ref); kl_forward: w − q − q log r, of KL(π_ref ‖ π); kl_behaviour:
-    w − 1 − log w, of KL(π_old ‖ π).
+    w − 1 − log w, of KL(π_old ‖ π). If the divergence at a state is summed over tokens, the first two are sums over
+    these, plus the estimate if the sampled token is outside of them: with a whole vocabulary exact at each state.
 
     Args:
         terms: terms of single tokens.
@@ -106,8 +107,9 @@ def token_divergences(terms: Terms) -> dict[str, Tensor]:
     """
     log_ratio, log_reference = terms.log_ratio.detach(), terms.log_reference
     ratio, reference, log_ref_ratio = terms.ratio, bounded_exp(log_reference), log_ratio - log_reference
-    return {
-        "kl_reverse": ratio * log_ref_ratio - ratio + reference,
-        "kl_forward": ratio - reference - reference * log_ref_ratio,
-        "kl_behaviour": ratio - 1 - log_ratio,
-    }
+    reverse = ratio * log_ref_ratio - ratio + reference
+    forward = ratio - reference - reference * log_ref_ratio
+    if terms.state is not None:
+        reverse = terms.state.reverse + torch.where(terms.state.outside, reverse, 0.0)
+        forward = terms.state.forward + torch.where(terms.state.outside, forward, 0.0)
+    return {"kl_reverse": reverse, "kl_forward": forward, "kl_behaviour": ratio - 1 - log_ratio}

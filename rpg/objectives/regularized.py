@@ -21,7 +21,15 @@ from rpg.objectives.clipping import (
     ppo_surrogate,
     regularized_clipped,
 )
-from rpg.objectives.divergence import LOSSES, WEIGHTS, to_go_loss, to_go_weight
+from rpg.objectives.divergence import (
+    LOSSES,
+    WEIGHTS,
+    rest_loss,
+    rest_weight,
+    state_loss,
+    to_go_loss,
+    to_go_weight,
+)
 from rpg.objectives.registry import equation
 from rpg.objectives.terms import Terms, bounded_exp
 from specs.schema.objective import Divergence, RegularizedObjective
@@ -32,14 +40,23 @@ from specs.schema.schedule import constant
 def regularized_policy_gradient(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
     """reinforce: −SG(m) log π; differentiable: −w A + β D
 
-    The clip changes m, or −w A. The losses of a response's tokens sum to the response's loss.
+    The clip changes m, or −w A. The losses of a response's tokens sum to the response's loss. If the divergence is
+    summed over tokens, its sum is added unclipped, and K and D are those of the rest.
     """
     terms = replace(terms, to_go=True) if objective.level == "to_go" else terms
+    if objective.summed_over == "sampled":
+        terms = replace(terms, state=None)
+    elif terms.state is None:
+        raise ValueError(f"kl {objective.kl} sums over tokens: the divergence at each state is missing")
     if objective.estimator == "reinforce":
         weight, clipped = _clipped_weight(objective, terms)
-        return -weight * terms.logprobs, clipped
-    losses, clipped = _clipped_loss(objective, terms)
-    return terms.per_token(losses), clipped
+        losses = -weight * terms.logprobs
+    else:
+        losses, clipped = _clipped_loss(objective, terms)
+        losses = terms.per_token(losses)
+    if terms.state is not None:
+        losses = losses + constant(objective.kl_coef) * state_loss(objective.divergence, terms)
+    return losses, clipped
 
 
 def _clipped_weight(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
@@ -53,7 +70,9 @@ def _clipped_weight(objective: RegularizedObjective, terms: Terms) -> tuple[Tens
         case "truncate":
             return truncated_clip(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high)
         case "value":
-            return value_clip(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high, dual=clip.dual)
+            return value_clip(
+                terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high, dual=constant(clip.dual)
+            )
         case "dual":
             rule = rpg_style_clip if clip.branch == "raw" else algorithm_2_clip
             return rule(
@@ -62,7 +81,7 @@ def _clipped_weight(objective: RegularizedObjective, terms: Terms) -> tuple[Tens
                 kl_coef=kl_coef,
                 low=low,
                 high=high,
-                dual=clip.dual,
+                dual=constant(clip.dual),
                 keep_divergence=clip.keep_divergence,
             )
         case never:
@@ -79,7 +98,7 @@ def _clipped_loss(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor
         case "dual":
             rule = dual_clip_loss if clip.branch == "raw" else algorithm_1_loss
             low, high = constant(clip.low), constant(clip.high)
-            return rule(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high, dual=clip.dual)
+            return rule(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high, dual=constant(clip.dual))
         case "truncate" | "value":
             raise ValueError(f"the schema refuses clip {clip.type} with the differentiable estimator")
         case never:
@@ -103,6 +122,8 @@ def plain_weight(terms: Terms, *, divergence: Divergence, kl_coef: float) -> Ten
 
 def _weight(terms: Terms, divergence: Divergence, log_ratio: Tensor) -> Tensor:
     """Returns K at a ratio, at the level of the terms."""
+    if terms.state is not None:
+        return rest_weight(divergence, log_ratio, terms)
     if terms.to_go:
         return to_go_weight(divergence, log_ratio, terms)
     return WEIGHTS[divergence](log_ratio, terms.log_reference)
@@ -110,6 +131,8 @@ def _weight(terms: Terms, divergence: Divergence, log_ratio: Tensor) -> Tensor:
 
 def _divergence(terms: Terms, divergence: Divergence) -> Tensor:
     """Returns D, at the level of the terms."""
+    if terms.state is not None:
+        return rest_loss(divergence, terms)
     return to_go_loss(divergence, terms) if terms.to_go else LOSSES[divergence](terms)
 
 
@@ -271,6 +294,8 @@ def regularized_advantage(terms: Terms, *, divergence: Divergence, kl_coef: floa
 
     Returns: one number per entry, reward units. Differentiable.
     """
+    if terms.state is not None:
+        return terms.advantages + kl_coef * rest_weight(divergence, terms.log_ratio, terms, per_ratio=True)
     if terms.to_go:
         return terms.advantages + kl_coef * to_go_weight(divergence, terms.log_ratio, terms, per_ratio=True)
     log_ref_ratio = terms.log_ref_ratio

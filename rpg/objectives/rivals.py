@@ -24,7 +24,7 @@ def clipped_surrogate(objective: ClippedPublishedObjective, terms: Terms) -> tup
     Source: Schulman 2017, arXiv:1707.06347, eq. 7; GSPO, Zheng 2025, arXiv:2507.18071, eq. 5.
     """
     clip = objective.clip
-    low, high, dual = constant(clip.low), constant(clip.high), clip.dual or float("inf")
+    low, high, dual = constant(clip.low), constant(clip.high), constant(clip.dual) or float("inf")
     losses = ppo_surrogate(bounded_exp(terms.log_ratio), terms.advantages, low=low, high=high, dual=dual)
     return terms.per_token(losses), ppo_clipped(terms.ratio, terms.advantages, low=low, high=high, dual=dual)
 
@@ -37,6 +37,7 @@ def capped_reinforce(objective: Cispo, terms: Terms) -> tuple[Tensor, Clipped]:
 
     Source: MiniMax 2025, arXiv:2506.13585, eq. 4. Differs: no bound below, as the paper trains it.
     """
-    losses = -terms.ratio.clamp(max=objective.max_ratio) * terms.advantages * terms.logprobs
+    most = constant(objective.max_ratio)
+    losses = -terms.ratio.clamp(max=most) * terms.advantages * terms.logprobs
     never = torch.zeros_like(terms.ratio, dtype=torch.bool)
-    return losses, Clipped(low=never, high=terms.ratio > objective.max_ratio, dual=never)
+    return losses, Clipped(low=never, high=terms.ratio > most, dual=never)

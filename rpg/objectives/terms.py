@@ -12,6 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from rpg.objectives.distribution import StateDivergence
 from specs.schema.objective import RatioOver
 
 MAX_LOG_RATIO = 60.0
@@ -54,9 +55,14 @@ class TokenBatch:
     """Logprobs of the same tokens by the engine that sampled them, nats. Constant."""
     rewards: Tensor | None = None
     """Reward of each token's response. Constant."""
+    state: StateDivergence | None = None
+    """Divergence at the state before each token, [batch, time]; needed if the objective sums it over tokens. Its value
+    is differentiable too."""
 
     def __post_init__(self) -> None:
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "state"}
+        if self.state is not None:
+            tensors["state"] = self.state.value
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
         whole = shapes["logprobs"]
         fits = [shape == whole or (name in FOR_FORMULAS and shape == (*whole[:1], 1)) for name, shape in shapes.items()]
@@ -80,6 +86,7 @@ class TokenBatch:
             advantages=counted(self.advantages.detach()),
             response_mask=mask,
             **{name: counted(values.detach()) for name, values in read.items() if values is not None},
+            state=None if self.state is None else self.state.where(mask, dtype),
         )
 
 
@@ -109,6 +116,8 @@ class Terms:
     """Entropy of the policy at each token, or its mean over the response's tokens."""
     rewards: Tensor | None = None
     """Reward of each entry's response."""
+    state: StateDivergence | None = None
+    """Divergence at the state before each token, summed over tokens; None if the sampled token estimates it."""
     to_go: bool = False
     """Whether a token is credited with its response's divergence from itself on. Entries are then tokens."""
 
@@ -156,6 +165,7 @@ def token_terms(batch: TokenBatch) -> Terms:
         log_engine=batch.rollout_logprobs,
         entropy=batch.entropy,
         rewards=batch.rewards,
+        state=batch.state,
     )
 
 

@@ -21,6 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from rpg.messages import decoded, encoded
 from rpg.processes import proved_gloo
 from rpg.processes.store import launch_store
+from specs.machine import exit_cause
 from specs.machine.launch import ON_LOOPBACK, engines_elsewhere
 from specs.machine.standstill import show_work
 
@@ -30,7 +31,8 @@ _PATIENCE = timedelta(days=1)
 """Time limit of a collective on the host; the other ranks may be sampling. The launcher notices a rank that ends or
 loses its machine; `specs.machine.standstill` detects that no rank works any more."""
 _TOO_LATE = re.compile(r"Timed out waiting|timed out in|collective operation timeout")
-"""Messages of gloo and NCCL after the timeout of a collective."""
+"""Messages of gloo and NCCL after the timeout of a collective. NCCL may also abort the process: see
+`specs.machine.exit_cause.ranks_that_waited`."""
 _SETTLE_SECONDS = 10.0
 """Largest difference between the times at which two ranks notice the same timeout."""
 _LONGEST = 2**34
@@ -322,10 +324,8 @@ def absent_ranks(error: BaseException, directory: Path) -> str:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / f"waited-{rank()}").touch()
     end = time.monotonic() + _SETTLE_SECONDS
-    absent = {*range(world_size())}
-    while absent and time.monotonic() < end:
+    waited = set[int]()
+    while len(waited) < world_size() and time.monotonic() < end:
         time.sleep(0.1)
-        absent -= {int(path.name.removeprefix("waited-")) for path in directory.glob("waited-*")}
-    who = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, sorted(absent)))}" if absent else "a rank that waits too"
-    why = "" if absent else ": the network between the ranks lost it"
-    return f"{who} did not arrive at a collective within {_limit:g} s (launcher.collective_timeout_seconds){why}"
+        waited = {int(path.name.removeprefix("waited-")) for path in directory.glob("waited-*")}
+    return exit_cause.absent_ranks(waited, world_size(), _limit)

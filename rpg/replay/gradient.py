@@ -16,6 +16,7 @@ from rpg.learner.policy import Policy, load_model
 from rpg.learner.shards import load_weights
 from rpg.replay.step import RecordedStep, recorded_tokens, replayed_advantages
 from specs.schema.experiment import Experiment
+from specs.schema.schedule import constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class KeptPolicy:
 
         Args:
             base: a transformers model directory.
+            experiment: the experiment at the step, see `Experiment.at_step`.
             checkpoint: directory of the checkpoint; None uses the base model itself, with which the first step started.
         """
         training = experiment.training.model_copy(update={"zero_stage": 0, "kernels": "torch"})
@@ -41,7 +43,9 @@ class KeptPolicy:
         if checkpoint:
             load_weights(model, checkpoint)
         policy = Policy(
-            model, temperature=experiment.rollout.temperature, entropy_gradient=training.entropy_coef > 0
+            model,
+            temperature=constant(experiment.rollout.temperature),
+            entropy_gradient=constant(training.entropy_coef) > 0,
         ).to(device)
         packs = training.packing and try_packing(policy, model.config, device, precision=training.precision).keeps_apart
         return cls(policy, device, packs)

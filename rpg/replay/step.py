@@ -23,6 +23,7 @@ from rpg.batches.minibatches import Minibatch, cut, plan_step
 from rpg.batches.step_loss import pass_loss, step_advantages
 from rpg.objectives import TokenBatch
 from specs.schema.experiment import Experiment
+from specs.schema.schedule import constant
 
 PASS_TOKENS = 2**18
 """Tokens, padding included, that are processed at once; they take some hundred bytes each."""
@@ -135,7 +136,9 @@ def recorded_tokens(recorded: RecordedStep, batch: Microbatch, advantages: Tenso
     columns = {name: torch.where(trained, values, 0.0).to(batch.targets.device) for name, values in columns.items()}
     entropies = columns.pop("entropies")
     tokens = TokenBatch(
-        **{name: batch.spread(values) for name, values in columns.items()},
+        logprobs=batch.spread(columns["logprobs"]),
+        old_logprobs=batch.spread(columns["old_logprobs"]),
+        ref_logprobs=batch.spread(columns["ref_logprobs"]),
         advantages=batch.spread(advantages[places].to(entropies)),
         response_mask=batch.spread(trained.to(entropies)),
     )
@@ -159,7 +162,7 @@ def _replayed(
         "correction": result.correction,
         "share": share,
         "gradient": evaluation.weight * result.correction * share,
-        "bonus": -experiment.training.entropy_coef * batch.spread(entropies),
+        "bonus": -constant(experiment.training.entropy_coef) * batch.spread(entropies),
         "penalty": evaluation.losses * result.correction - without.evaluation.losses * result.correction,
         "penalty_weight": evaluation.weight - without.evaluation.weight,
     }

@@ -48,7 +48,7 @@ def refusals(experiment: Experiment) -> list[Issue]:
     if issue := rollouter.lacks():
         refused.append(replace(issue, path=("rollout", "rollouter", *issue.path)))
     if (tool := rollouter.runs_programs) and (lack := room.missing()):
-        message = f"the tool {tool} runs what the policy writes, in a sandbox alone: {lack.reason}"
+        message = f"the tool {tool} runs the policy's text, only in a sandbox: {lack.reason}"
         refused.append(Issue(message, ("rollout", "rollouter", "tools"), given=tool, hint=lack.hint))
     return refused
 
@@ -221,6 +221,10 @@ class _InProcess(Scorer):
         score: Future[Score] = Future()
         score.set_result(verdict(self._reward, problem, response))
         return score
+
+    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
+        """See Scorer. Makes no futures, which take as long as a score."""
+        return [verdict(self._reward, *pair) for pair in zip(problems, responses, strict=True)]
 
     def close(self) -> None:
         """Does nothing: this scorer holds no resources."""

@@ -252,7 +252,7 @@ class _Worker:
         try:
             return received(line, ran_text=runs_code(self._reward))
         except ValueError:
-            return self._died("the scorer wrote what is no verdict")
+            return self._died("the scorer's output is not a verdict")
 
     def _died(self, reason: str = "") -> Score:
         """Replaces the process. Returns the task's verdict, with `reason` or the way in which the process ended."""

@@ -328,7 +328,7 @@ def without_answer(problem: Problem, reward: str) -> Issue | None:
     return Issue(
         f"reward.type {reward} compares with the answer, and this problem has none",
         given=problem.prompt[:80],
-        hint="name the column of the answers, mend the row, or take a reward that needs no answer",
+        hint="name the column of the answers, fix the row, or use a reward that needs no answer",
     )
 
 
@@ -408,7 +408,7 @@ def prove(scores: Sequence[Score], *, of_sampled: float = 0.0) -> None:
     if 2 * own > len(scores):
         raise RewardFailedError(f"the reward failed on {failures(scores)}")
     if 2 * away > len(scores):
-        raise RewardAwayError(f"what the reward asks did not answer for {failures(scores)}")
+        raise RewardAwayError(f"the reward's service did not answer for {failures(scores)}")
     if of_sampled > 0.5:
         kind = RewardAwayError if away > own else RewardFailedError
         why = f"; of those kept, {failures(scores)}" if own or away else ""

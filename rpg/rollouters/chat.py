@@ -165,7 +165,7 @@ class ChatTokens:
         marked[known - 1] = {"role": "assistant", "content": own}
         _, found, rest = self._render(marked, tools).partition(own)
         if not found:
-            raise ChatError("the chat template leaves out what the policy said")
+            raise ChatError("the chat template leaves out the policy's text")
         if last in self.tokenizer.all_special_ids:
             rest = rest.removeprefix(str(self.tokenizer.decode([last])))
         return tuple(rendered_ids(self.tokenizer, rest, said))

@@ -114,11 +114,11 @@ class TakingTurns(Rollouter):
     """An environment that says who takes turns with the policy, and leaves the turns to this class."""
 
     max_turns: int = Field(4, ge=2)
-    """Turns of the policy in a response at most. The last one is not answered."""
+    """Most turns of the policy in a response. The last one is not answered."""
     turn_tokens: int | None = Field(None, ge=1)
-    """Tokens of one turn of the policy at most; left out: those that the response has left."""
+    """Most tokens of one turn of the policy. If left out, the rest of the response's tokens."""
     sampled_tokens: int | None = addition(None, ge=1)
-    """Tokens of all turns of the policy in a response at most; left out: those that the response has left."""
+    """Most tokens of all turns of the policy in a response. If left out, the rest of the response's tokens."""
 
     @property
     @abstractmethod
@@ -277,7 +277,8 @@ class Conversations:
 
     def _request(self, index: int) -> TurnRequest:
         conversation = self._all[index]
-        return TurnRequest(conversation.context, conversation.seed, self._left(conversation))
+        prompt = index // self._group_size
+        return TurnRequest(conversation.context, conversation.seed, self._left(conversation), prompt)
 
     def _left(self, conversation: Conversation) -> int:
         """Returns how many tokens the policy's next turn may have; below 1 if the response is over."""
@@ -384,8 +385,8 @@ class Conversations:
 
 def _no_room(conversation: Conversation, room: int) -> Issue:
     return Issue(
-        "what is given before the policy's first turn leaves it no room",
+        "the text before the policy's first turn leaves it no room",
         ("rollout", "max_response_length"),
         given=f"{room}; {conversation.length} tokens are given",
-        allowed=f"at least {conversation.length + 1}: it counts what is given",
+        allowed=f"at least {conversation.length + 1}: it includes given tokens",
     )

@@ -29,24 +29,28 @@ class SeenLengths:
         counts = np.bincount(rollouts.group_ids)
         self._means[list(rollouts.problems)] = np.bincount(rollouts.group_ids, weights=rollouts.lengths) / counts
 
-    def deal(self, problems: Sequence[int], samplers: int) -> list[Integers]:
-        """Returns the indices in `problems` for each sampler, ascending. They are consecutive until a length is known.
+    def deal(self, problems: Sequence[int], samplers: Sequence[int]) -> list[Integers]:
+        """Returns the indices in `problems` for each rank, given the number of its samplers. They are consecutive until
+        a length is known.
 
-        Then the longest come first, each to the sampler that has the fewest tokens so far. A problem without a known
-        length counts with the mean of the others.
+        Then the longest come first, each to the rank whose samplers have the fewest tokens so far. A problem without a
+        known length counts with the mean of the others. A rank with one sampler has its indices ascending; one with
+        several has the longest first, and deals them in turn (`rpg/samplers/vllm/dedicated.py`).
         """
         expected = self._means[list(problems)]
         known = expected > 0
         if not known.any():
-            return np.array_split(np.arange(len(problems)), samplers)
+            ends = np.cumsum([len(part) for part in np.array_split(np.arange(len(problems)), sum(samplers))])
+            return np.split(np.arange(len(problems)), np.append(0, ends)[np.cumsum(samplers)[:-1]])
         expected[~known] = expected[known].mean()
-        shares: list[list[int]] = [[] for _ in range(samplers)]
-        loads = np.zeros(samplers)
+        shares: list[list[int]] = [[] for _ in samplers]
+        loads = np.where(np.array(samplers) > 0, 0.0, np.inf)
         for place in np.argsort(-expected, kind="stable").tolist():
             lightest = int(loads.argmin())
             shares[lightest].append(place)
-            loads[lightest] += expected[place]
-        return [np.array(sorted(share), dtype=np.int64) for share in shares]
+            loads[lightest] += expected[place] / samplers[lightest]
+        ordered = (sorted(share) if count == 1 else share for share, count in zip(shares, samplers, strict=True))
+        return [np.array(share, dtype=np.int64) for share in ordered]
 
     def state(self) -> Tensor:
         """Returns the state for a checkpoint, which `restore` takes. [problems]"""

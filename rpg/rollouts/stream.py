@@ -17,8 +17,8 @@ So the lengths of the responses and their scores alone decide which responses ar
   other responses in a decoding batch may change the last bits of a logprob.
 - The dropped groups depend on the number of ranks if a rank has fewer slots than responses to sample.
 
-Prompt p of a step is sampled by the (p mod R)-th of R ranks that have a sampler, so that they end at about the same
-time.
+Prompt p of a step is sampled by the rank that has the (p mod N)-th of all N samplers, so that they end at about the
+same time.
 """
 
 import math

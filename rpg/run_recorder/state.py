@@ -34,8 +34,9 @@ class TrainingState:
         """Returns the whole state of training, copied to host memory. All ranks call it; each gets the part that it
         writes.
 
-        The state is: weights and optimizer (in pieces), the reference's weights and schedule, the random states, the
-        data cursor, the rollouts sampled but not yet trained on, and the counters, which determine the learning rate.
+        The state is: weights and optimizer (in pieces), the reference's weights and schedule, the values of closed
+        loops, the random states, the data cursor, the rollouts sampled but not yet trained on, and the counters, which
+        determine the learning rate.
         """
         copied = StateCopy()
         components.learner.save(copied)
@@ -48,6 +49,7 @@ class TrainingState:
             "reference": components.schedule.state_dict(),
         }
         record["guards"] = components.guards.state_dict()
+        record["loops"] = components.loops.state_dict()
         copied.document(_COUNTERS, record)
         return copied
 
@@ -65,6 +67,7 @@ class TrainingState:
         source.load(directory, record["position"])
         components.schedule.load_state_dict(record["reference"])
         components.guards.load_state_dict(record["guards"])
+        components.loops.load_state_dict(record.get("loops", {}))  # a checkpoint of an earlier release has none
         self.step, self.updates, self.policy_version = record["step"], record["updates"], record["policy_version"]
         self.skipped_in_a_row = record["skipped_in_a_row"]
         components.give_sampler_weights(self.policy_version)

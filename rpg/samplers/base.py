@@ -43,6 +43,8 @@ class Sampler(Protocol):
 
     policy_version: int
     """Number of times that weights were loaded."""
+    engines: int
+    """Number of engines over which the prompts of a call are dealt."""
 
     def generate(
         self,
@@ -99,7 +101,14 @@ class Sampler(Protocol):
         """
         ...
 
-    def serve(self, next_turns: NextTurns, *, sampling: Sampling, on_response: OnResponse) -> int:
+    def serve(
+        self,
+        next_turns: NextTurns,
+        *,
+        sampling: Sampling,
+        on_response: OnResponse,
+        on_unfinished: OnResponse | None = None,
+    ) -> int:
         """Samples turns as they are requested, until `next_turns` ends the call. A turn starts while others are
         running.
 
@@ -111,6 +120,8 @@ class Sampler(Protocol):
             sampling: temperature, top_p, top_k, and the conditions that end a turn.
             on_response: called in this thread with the number of a turn, counted from 0 in the order of the requests,
                 and the turn as a separate rollout. Not called for a turn that is unfinished at the end.
+            on_unfinished: called like `on_response`, at the end, with the tokens so far of each turn that is unfinished
+                and has any. With it, no request continues a turn that has ended.
         Returns:
             Sampled tokens of the turns that were unfinished at the end.
         Raises:
@@ -122,9 +133,11 @@ class Sampler(Protocol):
         """Loads the learner's weights, by the names of the transformers model."""
         ...
 
-    def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
-        """Returns logprobs of the tokens after the prompt, under the sampler's present weights, nats; for the
-        sentinel."""
+    def logprobs(
+        self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0, engine: int = 0
+    ) -> list[float]:
+        """Returns logprobs of the tokens after the prompt, under the present weights of one of the engines, nats; for
+        the sentinel."""
         ...
 
     def forget(self) -> None:
@@ -144,6 +157,7 @@ class InProcessSampler(ABC):
     """A Sampler in this process, which implements `generate` and `stream` with one sampling method."""
 
     policy_version = 0
+    engines = 1
 
     def generate(
         self,
@@ -189,7 +203,14 @@ class InProcessSampler(ABC):
 
         return self._sample(prompts, group_size, sampling, seeds, limits, on_response, admitted)
 
-    def serve(self, next_turns: NextTurns, *, sampling: Sampling, on_response: OnResponse) -> int:
+    def serve(
+        self,
+        next_turns: NextTurns,
+        *,
+        sampling: Sampling,
+        on_response: OnResponse,
+        on_unfinished: OnResponse | None = None,
+    ) -> int:
         """Samples turns as they are requested; see Sampler."""
         contexts: list[Sequence[int]] = []
         seeds: list[int] = []
@@ -205,7 +226,9 @@ class InProcessSampler(ABC):
             seeds.extend(drawn)
             return len(contexts)
 
-        return self._sample(contexts, 1, sampling, seeds, limits, on_response, admitted, open_ended=True)
+        return self._sample(
+            contexts, 1, sampling, seeds, limits, on_response, admitted, open_ended=True, on_unfinished=on_unfinished
+        )
 
     @property
     @abstractmethod
@@ -233,6 +256,7 @@ class InProcessSampler(ABC):
         admit: AdmitMore | None = None,
         *,
         open_ended: bool = False,
+        on_unfinished: OnResponse | None = None,
     ) -> int:
         """Samples prompts, all at once or as they are admitted. Returns the tokens of responses that did not end.
 
@@ -245,6 +269,7 @@ class InProcessSampler(ABC):
             on_response: see Sampler.
             admit: see Sampler. None: all prompts start.
             open_ended: whether `admit` is also called when responses have ended.
+            on_unfinished: see Sampler.serve.
         """
 
 

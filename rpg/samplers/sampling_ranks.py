@@ -1,17 +1,27 @@
-"""Ranks that sample: all, or among those that share a sampler the one that holds it."""
+"""Samplers of each rank: one, several, or none if the rank shares that of an earlier one."""
 
 from rpg.processes import ranks
 from specs.machine.launch import engines_elsewhere
 from specs.schema.rollout import Rollout
 
 
-def has_sampler(rollout: Rollout) -> bool:
-    """Returns whether this rank has its own sampler, and does not share one of an earlier rank: on the same machine, or
-    on any machine if the engines are on other ones."""
-    place = ranks.rank() if engines_elsewhere() else ranks.local_rank()
-    return place % rollout.ranks_per_sampler == 0
+def own_samplers(rollout: Rollout) -> list[int]:
+    """Returns the numbers of this rank's samplers among those of its machine, or among those of the run if engines are
+    on other machines.
+
+    Args:
+        rollout: the section as a machine has it, see `Experiment.sampling`.
+    """
+    rank = ranks.rank() if engines_elsewhere() else ranks.local_rank()
+    return [number for number, host in enumerate(rollout.hosts(ranks_together())) if host == rank]
 
 
-def sampling_ranks(rollout: Rollout) -> list[int]:
-    """Returns the ranks that get prompts, ascending. All ranks call it."""
-    return [rank for rank, samples in enumerate(ranks.gather(has_sampler(rollout))) if samples]
+def ranks_together() -> int:
+    """Returns the number of ranks that samplers are spread over: those of this machine, or all if engines are on other
+    machines."""
+    return ranks.world_size() if engines_elsewhere() else ranks.on_this_machine()
+
+
+def samplers_of_ranks(rollout: Rollout) -> list[int]:
+    """Returns how many samplers each rank has. All ranks call it."""
+    return ranks.gather(len(own_samplers(rollout)))

@@ -80,14 +80,15 @@ class Sentinel:
         self.tolerance = tolerance
         self.token_tolerance = tolerance if token_tolerance is None else token_tolerance
         self._as_precise_as_learner = as_precise_as_learner
-        self._before: tuple[list[float], list[float]] | None = None
+        self._before: dict[int, tuple[list[float], list[float]]] = {}
+        """Engine -> its logprobs and the learner's in the last check."""
         self.difference = 0.0
         """Largest difference in the last check, nats."""
         self.mean_difference = 0.0
         """Mean difference over the probe's tokens in that check, nats."""
 
     def check(self, sampler: Sampler, learner_logprobs: LogprobsFn) -> float:
-        """Returns the largest difference between the sampler's and the learner's logprobs of the probe, nats.
+        """Returns the largest difference between any engine's and the learner's logprobs of the probe, nats.
 
         Steps too small for the bound do not hide an engine that loads no weights: its logprobs keep the same bits while
         the learner's move.
@@ -95,21 +96,27 @@ class Sentinel:
         Raises:
             StaleEngineError: a difference is above its bound, or not a number, or the engine's logprobs did not move.
         """
-        engine = list(sampler.logprobs(self._probe.token_ids, prompt_length=self._probe.prompt_length))
         learner = list(learner_logprobs(self._probe.token_ids, self._probe.prompt_length))
+        found = [self._check_engine(number, sampler, learner) for number in range(sampler.engines)]
+        self.difference, self.mean_difference = (max(each) for each in zip(*found, strict=True))
+        return self.difference
+
+    def _check_engine(self, number: int, sampler: Sampler, learner: list[float]) -> tuple[float, float]:
+        """Returns the largest and the mean difference of one engine."""
+        probe = self._probe
+        engine = list(sampler.logprobs(probe.token_ids, prompt_length=probe.prompt_length, engine=number))
         differences = [abs(one - other) for one, other in zip(engine, learner, strict=True)]
         difference, mean = max(differences), sum(differences) / len(differences)
         stale = f"after load {sampler.policy_version} the sampler does not hold the learner's weights: "
         # Written so that NaN fails.
         if not difference <= self.token_tolerance or not mean <= self.tolerance:
             raise StaleEngineError(f"{stale}{self._too_far_apart(difference, mean)}")
-        if self._stood_still(engine, learner):
+        if self._stood_still(number, engine, learner):
             raise StaleEngineError(
                 f"{stale}its logprobs of the probe are those of before the load in every bit, while the learner's moved"
             )
-        self._before = engine, learner
-        self.difference, self.mean_difference = difference, mean
-        return difference
+        self._before[number] = engine, learner
+        return difference, mean
 
     def _too_far_apart(self, difference: float, mean: float) -> str:
         key = "(rollout.sentinel_tolerance)"
@@ -120,13 +127,14 @@ class Sentinel:
             f" {difference:.3g} at most, allowed {self.token_tolerance:g}"
         )
 
-    def _stood_still(self, engine: list[float], learner: list[float]) -> bool:
+    def _stood_still(self, number: int, engine: list[float], learner: list[float]) -> bool:
         """Returns whether the engine's logprobs have the same bits as before the load, although the learner's have
         moved.
 
         Rounding can move a few of the learner's logprobs and none of the engine's, but not those of half the probe.
         """
-        if self._before is None or not self._as_precise_as_learner:
+        if number not in self._before or not self._as_precise_as_learner:
             return False
-        moved = sum(now != then for now, then in zip(learner, self._before[1], strict=True))
-        return engine == self._before[0] and moved >= max(_MOVED_TOKENS, len(learner) / 2)
+        engine_before, learner_before = self._before[number]
+        moved = sum(now != then for now, then in zip(learner, learner_before, strict=True))
+        return engine == engine_before and moved >= max(_MOVED_TOKENS, len(learner) / 2)

@@ -10,6 +10,8 @@ from rpg.statistics.variance import Interval
 ONE_SEED = "One seed: the interval covers new problems, not new training runs."
 _ONE_SEED_EACH = "One seed each: the intervals cover new problems, not new training runs."
 
+_CONFIDENT = 0.95
+"""Confidence with which seeds without a collapse bound the share of runs that collapse."""
 CHOSEN = "chosen on these problems: biased upward"
 """Note beside an accuracy by which its checkpoint was chosen."""
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
@@ -33,6 +35,19 @@ class Arm:
 
 Difference = tuple[str, str, Interval]
 """The better arm, the worse, and the first minus the second."""
+
+
+def of_runs_like_these(num_seeds: int) -> str:
+    """Returns the sentence on the scope of a gain: the runs that do not collapse, and the share of runs that may.
+
+    That share is Clopper and Pearson's upper limit for no collapse among the seeds.
+
+    Example:
+        >>> of_runs_like_these(5)
+        'So gains a run that does not collapse; 5 seeds allow for up to 45 % of runs that do.'
+    """
+    share = 100 * (1 - (1 - _CONFIDENT) ** (1 / num_seeds))
+    return f"So gains a run that does not collapse; {num_seeds} seeds allow for up to {share:.0f} % of runs that do."
 
 
 def sentence(

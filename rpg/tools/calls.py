@@ -118,7 +118,7 @@ def _behind_end(tokenizer: "PreTrainedTokenizerBase", rest: str) -> str | None:
 def _no_conversation(why: str) -> SpecError:
     return SpecError(
         Issue(
-            "the model's chat template is none for conversations",
+            "the model's chat template does not support conversations",
             path=("rollout", "rollouter", "words"),
             given=f"the template; {why}"[:300],
             hint='write what stands around the user\'s words, such as `words: "\\nUser: {words}\\nAssistant: "`',
@@ -214,7 +214,7 @@ def _read(text: str) -> Call:
 def _no_tools(why: str) -> SpecError:
     return SpecError(
         Issue(
-            "the model's chat template is none for tools",
+            "the model's chat template does not support tools",
             path=("rollout", "rollouter", "format"),
             given=f"hermes; the template: {why}"[:300],
             allowed="a template that shows `tools` and writes messages of role tool, such as Qwen3's",

@@ -133,6 +133,7 @@ class Certificate(TypedDict, total=False):
     turns: Literal["one", "outcome", "turn"]
     findings: Required[Annotated[list[Finding], AfterValidator(_of_both_policies)]]
     not_covered: Values
+    closed_loops: dict[str, Number]
 
 
 class Certificates(TypedDict, total=False):

@@ -66,7 +66,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name}, which is no number in JSON; write null or a text")
+    raise ValueError(f"{name}, which JSON does not have; write null or a text")
 
 
 def _whole_number(digits: str) -> int:

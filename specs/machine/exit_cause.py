@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -73,6 +73,29 @@ _WORDS: tuple[tuple[Cause, str], ...] = (
     ),
 )
 """Cause -> pattern. The first pattern that matches gives the cause."""
+
+
+_WATCHDOG = re.compile(r"\[rank(\d+)\]:.*Watchdog caught collective operation timeout")
+"""NCCL's message in a rank whose wait for the others timed out. NCCL then aborts the rank's process."""
+
+
+def absent_ranks(waited: Iterable[int], ranks: int, seconds: float) -> str:
+    """Returns a sentence that names the ranks that did not arrive at a collective.
+
+    Args:
+        waited: ranks whose wait timed out.
+        ranks: number of all ranks.
+        seconds: the time limit.
+    """
+    absent = sorted({*range(ranks)}.difference(waited))
+    who = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}" if absent else "a rank that waits too"
+    why = "" if absent else ": the network between the ranks lost it"
+    return f"{who} did not arrive at a collective within {seconds:g} s (launcher.collective_timeout_seconds){why}"
+
+
+def ranks_that_waited(output: str) -> set[int]:
+    """Returns the ranks whose NCCL collective timed out, by their output; empty if none did."""
+    return {int(rank) for rank in _WATCHDOG.findall(output)}
 
 
 def cause_in(text: str) -> Cause:

@@ -1,4 +1,4 @@
-"""Rewards of type python: their files' text is put into the tree, so that it travels with the spec."""
+"""Files whose text is put into the tree, so that it travels with the spec: rewards of type python, chat templates."""
 
 import os
 import re
@@ -14,6 +14,9 @@ OwnRewards = Mapping[str, Mapping[str, Any]]
 NONE_OWN: OwnRewards = {}
 MOST_BYTES = 1 << 16
 _FILE = re.compile(r"(^|\.)reward\.(path|code)$")
+_TEMPLATE = re.compile(r"(^|\.)prompt\.chat_template$")
+_JINJA = ("{%", "{{", "\n")
+"""A chat template holds one of these, and the path of a file none."""
 _HOLDERS = (("matrix", "product"), ("matrix", "zip"), ("parameters",), ("overrides",))
 """Sections whose keys are paths of fields."""
 
@@ -30,6 +33,9 @@ def with_reward_files(root: YamlNode, own: OwnRewards = NONE_OWN) -> YamlNode:
 
 
 def _completed(node: YamlNode, path: Path, in_reward: bool, own: OwnRewards, issues: list[Issue]) -> YamlNode:
+    if isinstance(node.value, str) and _TEMPLATE.search(".".join(key for key in path if isinstance(key, str))):
+        named = node.value and not any(sign in node.value for sign in _JINJA)
+        return (_text_of(node, path, issues) or (node, node))[1] if named else node
     if isinstance(node.value, list):
         items = [_completed(child, (*path, i), in_reward, own, issues) for i, child in enumerate(node.value)]
         return YamlNode(items, node.at)
@@ -57,6 +63,13 @@ def _put_text(entries: dict[str, YamlNode], path: Path, issues: list[Issue]) -> 
     named = entries["path"]
     if not isinstance(named.value, str) or not named.value:
         return  # the schema reports it
+    if found := _text_of(named, (*path, "path"), issues):
+        entries["path"], entries["code"] = found
+
+
+def _text_of(named: YamlNode, path: Path, issues: list[Issue]) -> tuple[YamlNode, YamlNode] | None:
+    """Returns the full path of a file and its text; None if it cannot be read, which becomes an issue."""
+    assert isinstance(named.value, str)
     folder = os.path.dirname(named.at.file) if named.at.line else ""
     full = os.path.abspath(os.path.join(folder, os.path.expanduser(named.value)))
     at, wrong = named.at, ""
@@ -72,10 +85,9 @@ def _put_text(entries: dict[str, YamlNode], path: Path, issues: list[Issue]) -> 
     except (OSError, ValueError) as error:
         wrong = f"cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}"
     else:
-        entries["path"] = YamlNode(full, at)
-        entries["code"] = YamlNode(text, at)
-    if wrong:
-        issues.append(Issue(wrong, (*path, "path"), named.value, "", "", at.file, at.line, at.snippet))
+        return YamlNode(full, at), YamlNode(text, at)
+    issues.append(Issue(wrong, path, named.value, "", "", at.file, at.line, at.snippet))
+    return None
 
 
 def _varied_apart(root: YamlNode) -> list[Issue]:

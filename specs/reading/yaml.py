@@ -217,7 +217,7 @@ class _Composer:
         text = str(event.value)
         if any("\ud800" <= char <= "\udfff" for char in text):
             raise SpecError(
-                _at(self._where(event), "half a character", hint="a \\u escape in D800 to DFFF is no character")
+                _at(self._where(event), "half a character", hint="a \\u escape in D800 to DFFF is not a character")
             )
         return text
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from specs.bounds import repeats
 from specs.errors import Issue, Path
-from specs.rules import evaluation, guards, idle, model_evaluation, rollout, training, vllm
+from specs.rules import control, evaluation, guards, idle, model_evaluation, rollout, training, vllm
 from specs.rules.files import context_length, missing_files
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel
@@ -49,6 +49,23 @@ def _groups(experiment: Experiment) -> Iterator[Issue]:
                 allowed="2 or more",
                 hint=f"raise it, or take another advantage.{name}",
             )
+
+
+def _advantage(experiment: Experiment) -> Iterator[Issue]:
+    """A mean that divides must have the sign of every reward."""
+    if experiment.advantage.scale != "group_mean":
+        return
+    path = ("advantage", "scale")
+    for at, reward in experiment.rewards():
+        if at[:2] != ("data", "evaluation") and reward.may_be_negative():
+            yield Issue(
+                "the mean of a group would be 0 or negative while some of its responses are right",
+                path,
+                given=f"group_mean with {'.'.join(map(str, at))}.type {reward.type}, which may be negative",
+                hint="take a reward of at least 0, such as exact_match or math_verify, or another scale",
+            )
+    if experiment.advantage.rewards == "normalized_each":
+        yield Issue("the mean of normalized terms is 0", path, "group_mean with advantage.rewards normalized_each")
 
 
 def _reference(experiment: Experiment) -> Iterator[Issue]:
@@ -205,6 +222,7 @@ def _sinks(experiment: Experiment) -> Iterator[Issue]:
 RULES = (
     _batch,
     _groups,
+    _advantage,
     _reference,
     _context,
     _evaluation_sets,
@@ -222,9 +240,16 @@ RULES = (
     _record,
     _sinks,
     *training.RULES,
+    *control.RULES,
     *evaluation.RULES,
 )
-IDLE_KNOBS = (idle.issues, idle.unread_parameters, idle.unfinished_schedules, *guards.IDLE_KNOBS)
+IDLE_KNOBS = (
+    idle.issues,
+    idle.unread_parameters,
+    idle.unfinished_schedules,
+    rollout.idle_engines,
+    *guards.IDLE_KNOBS,
+)
 OF_A_MODEL = (
     _evaluation_sets,
     _names,

@@ -9,7 +9,7 @@ from specs.reading.validate import show
 from specs.schema.experiment import Experiment
 from specs.schema.objective import FormulaObjective, PublishedObjective, RegularizedObjective
 from specs.schema.rollout import SAMPLERS, engine_of
-from specs.schema.schedule import ValueSchedule, largest, schedules_in, value_at
+from specs.schema.schedule import ClosedLoop, ValueSchedule, largest, schedules_in, value_at
 
 _MOST_BETWEEN = 1000
 """Number of steps checked for an update of the reference, in addition to those around the points of its schedule."""
@@ -98,7 +98,7 @@ def _with_equal_policies(experiment: Experiment, _: object) -> str | bool:
     return on_policy(experiment) and given
 
 
-def _without_size(experiment: Experiment, kl_coef: float | ValueSchedule) -> str | bool:
+def _without_size(experiment: Experiment, kl_coef: float | ValueSchedule | ClosedLoop) -> str | bool:
     objective, size = experiment.objective, largest(kl_coef)
     in_loss = isinstance(objective, (RegularizedObjective, PublishedObjective)) and not objective.penalizes_reward
     is_small = objective.needs_reference and in_loss and size < 1e-2 and experiment.reference.source == "behaviour"
@@ -126,19 +126,23 @@ def _unmoved(experiment: Experiment, every: float | ValueSchedule, unit: str, in
     around = {step + beside for step in points for beside in (-1, 0, 1)}
     between = range(1, steps, max(1, steps // _MOST_BETWEEN))
     asked = [step for step in {*around, *between, steps - 1} if 0 < step < steps]
-    moves = any(0 < value_at(every, step) <= in_a_step * step for step in asked) or (update and update.kl_above)
+    moves = any(0 < value_at(every, step) <= in_a_step * step for step in asked) or (
+        update and (update.kl_above or update.plateau)
+    )
     return bool(largest(every)) and not moves and f"every {every} {unit} of {in_a_step * steps}"
 
 
 def _computed(experiment: Experiment, skips: bool) -> str | bool:
     """Returns the reason why responses with an advantage of 0 are computed anyway, or cannot occur."""
-    training, kl_coef = experiment.training, largest(getattr(experiment.objective, "kl_coef", 0.0))
+    training, kl_coef = experiment.training, getattr(experiment.objective, "kl_coef", 0.0)
     if experiment.skips_zero_advantage:
         whitens = experiment.advantage.whiten == "tokens"
         return whitens and "advantage.whiten tokens, which subtracts the mean, so that no advantage is exactly 0"
-    others = f"kl_coef {kl_coef:g}" if kl_coef else f"router_aux_loss_coef {training.router_aux_loss_coef or 0.0:g}"
+    others = (
+        f"kl_coef {kl_coef}" if largest(kl_coef) else f"router_aux_loss_coef {training.router_aux_loss_coef or 0.0:g}"
+    )
     others = "an objective that is a formula" if experiment.objective.type == "formula" else others
-    given = f"entropy_coef {largest(training.entropy_coef):g}" if training.entropy_coef else others
+    given = f"entropy_coef {training.entropy_coef}" if largest(training.entropy_coef) else others
     return skips and f"{given}, whose loss has a gradient even if the advantage is 0"
 
 
@@ -208,11 +212,37 @@ OF_TRAINING = (
         "the divergence is negligible compared with the reward",
     ),
     Idle(
-        "objective.kl_estimator objective.kl_in objective.kl_weighted"
+        "objective.kl objective.kl_estimator objective.kl_in objective.kl_weighted"
         " objective.clip.keep_divergence objective.clip.branch",
         _without_divergence,
         "raise kl_coef",
         only="changed",
+    ),
+    Idle(
+        "objective.kl_top_k",
+        lambda e, top_k: _at(e, ["objective", "kl"]) != "top_k" and f"{top_k} with kl {_at(e, ['objective', 'kl'])}",
+        "write kl: top_k",
+        only="set",
+    ),
+    Idle(
+        "objective.clip.keep_divergence",
+        lambda e, _: (
+            e.objective.summed_over == "full"
+            and _at(e, ["objective", "level"]) == "token"
+            and "true with kl full, whose divergence no clip touches"
+        ),
+        only="changed",
+    ),
+    Idle(
+        "objective.kl",
+        lambda e, kl: (
+            e.objective.summed_over != "sampled"
+            and e.reference.source == "behaviour"
+            and on_policy(e)
+            and f"{kl} from the behaviour policy, with 1 minibatch x 1 epoch: the two are one policy in every update"
+        ),
+        "take reference.source initial or snapshot, or write kl: sampled",
+        "the divergence is always 0",
     ),
     Idle(
         "objective.kl_in",
@@ -319,11 +349,28 @@ OF_TRAINING = (
         "write refill: stream",
         only="set",
     ),
-    Idle("rollout.correction.bound", _with("rollout.correction.type", "none"), "write a type", only="set"),
+    Idle(
+        "rollout.correction.bound rollout.correction.low rollout.correction.high rollout.correction.over"
+        " rollout.correction.measure",
+        lambda e, value: e.rollout.correction.type == "none" and f"{value} with rollout.correction.type none",
+        "write a type",
+        only="changed",
+    ),
+    Idle(
+        "rollout.correction.bound",
+        _with("rollout.correction.measure", "probability"),
+        "give low and high",
+        only="changed",
+    ),
     Idle(
         "rollout.correction.type",
-        lambda e, kind: e.objective.ratio_over == "sequence" and kind != "none" and str(kind),
-        "leave it out, or take an objective with ratios of tokens",
+        lambda e, kind: (
+            e.objective.ratio_over == "sequence"
+            and kind != "none"
+            and e.rollout.correction.over != "sequence"
+            and f"{kind} over the {e.rollout.correction.over}"
+        ),
+        "write over: sequence, or use an objective with ratios of tokens",
         "the correction is inexact: it weights tokens, and the objective weights whole responses",
     ),
     Idle("rollout.correction", _exact),

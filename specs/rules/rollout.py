@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
+from specs.schema.schedule import ValueSchedule
 
 
 def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
@@ -16,6 +17,23 @@ def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
             given="group_size 1",
             hint="raise training.group_size to 2 or more, or leave dynamic_sampling out",
         )
+
+
+def engines(experiment: Experiment) -> Iterator[Issue]:
+    """Engines must be spread evenly over the machines."""
+    count, machines = experiment.rollout.engines, experiment.launcher.engine_machines
+    if count % machines:
+        given, hint = f"{count} engines on {machines} nodes", "rollout.engines must be a multiple of launcher.nodes"
+        yield Issue("the engines do not divide", ("rollout", "engines"), given=given, hint=hint)
+
+
+def idle_engines(experiment: Experiment) -> Iterator[Issue]:
+    """An engine without a prompt is idle."""
+    count, prompts = experiment.rollout.engines, experiment.training.prompts_per_step
+    if count > prompts:
+        hint = "raise training.prompts_per_step, or lower rollout.engines"
+        given = f"{count} engines for {prompts} prompts"
+        yield Issue("a step has fewer prompts than engines: some are idle", ("rollout", "engines"), given, hint=hint)
 
 
 def turns_without_rewards(experiment: Experiment) -> Iterator[Issue]:
@@ -117,7 +135,50 @@ def replayed_routing(experiment: Experiment) -> Iterator[Issue]:
         yield Issue("routing replay does not support ranks that share sequences", path, given, hint=hint)
 
 
+def partial(experiment: Experiment) -> Iterator[Issue]:
+    """Responses can continue in the next step only if they are single turns, whose end their own tokens show."""
+    rollout = experiment.rollout
+    if not rollout.partial:
+        return
+    path, without = ("rollout", "partial"), "leave partial out"
+    if not rollout.max_staleness:
+        hint = f"write rollout.max_staleness: 1, or {without}"
+        yield Issue("a response that continues is older than its step", path, "true with max_staleness 0", hint=hint)
+    if (kind := rollout.rollouter.type) != "single_turn":
+        given = f"true with rollouter {kind}"
+        yield Issue("a response of several turns cannot continue in the next step", path, given, hint=without)
+    if rollout.dynamic_sampling:
+        hint = "leave one of them out"
+        yield Issue("both choose the groups of a step", path, "true with dynamic_sampling", hint=hint)
+    if rollout.stop:
+        problem = "a stop text that two steps sample would not be seen"
+        yield Issue(problem, path, f"true with stop {', '.join(map(repr, rollout.stop))}", hint="leave one of them out")
+    if isinstance(rollout.temperature, ValueSchedule):
+        problem = "the tokens before the cut would have another temperature"
+        yield Issue(problem, path, "true with a schedule of temperature", hint="leave one of them out")
+    if rollout.replay_routing:
+        problem = "the experts of the tokens before the cut are not kept"
+        yield Issue(problem, path, "true with replay_routing", hint="leave one of them out")
+
+
+def summed_divergence(experiment: Experiment) -> Iterator[Issue]:
+    """A divergence that is summed over tokens needs the reference's distribution at every token."""
+    if (kl := experiment.objective.summed_over) == "sampled":
+        return
+    path, hint = ("objective", "kl"), "write kl: sampled"
+    if (size := experiment.training.sequence_parallel_size) > 1:
+        given = f"{kl} with training.sequence_parallel_size {size}"
+        message = "ranks that share a sequence do not share the reference's distributions of its tokens"
+        yield Issue(message, path, given, hint=f"{hint}, or leave sequence_parallel_size out")
+    if experiment.reference.source == "behaviour" and (staleness := experiment.rollout.max_staleness):
+        given = f"{kl} with reference.source behaviour and rollout.max_staleness {staleness}"
+        message = "the policy that sampled is gone when its distributions are needed"
+        yield Issue(message, path, given, hint=f"{hint}, leave max_staleness out, or take another reference.source")
+
+
 RULES = (
+    engines,
+    summed_divergence,
     environment,
     dynamic_sampling,
     turns_without_rewards,
@@ -125,4 +186,5 @@ RULES = (
     mask_truncated,
     sampler_logprobs,
     replayed_routing,
+    partial,
 )

@@ -28,6 +28,20 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
             given=f"{rollout.ranks_per_engine} with placement colocated",
             hint="write placement: dedicated; rollout.engine_gpus may name the ranks' own GPUs",
         )
+    if colocated and rollout.engines:
+        yield Issue(
+            "an engine in the trainer's process is no process of its own",
+            ("rollout", "engines"),
+            given=f"{rollout.engines} with placement colocated",
+            hint="write placement: dedicated, or leave engines out: each rank has one",
+        )
+    if rollout.engines and rollout.ranks_per_engine > 1:
+        yield Issue(
+            "rollout.engines tells how many ranks share one",
+            ("rollout", "ranks_per_engine"),
+            given=f"{rollout.ranks_per_engine} with engines {rollout.engines}",
+            hint="leave one of them out",
+        )
     if rollout.sleeps and not colocated:
         yield Issue(
             "a dedicated engine does not share its memory",
@@ -79,12 +93,12 @@ def engines_gpus(experiment: Experiment) -> Iterator[Issue]:
     """Yields issues with the engines' GPUs. With device auto they appear only on a machine with GPUs."""
     launcher, training = experiment.launcher, experiment.training
     if experiment.resources.device == "cuda" and not any(launcher.issues(training)):
-        yield from experiment.rollout.placement_issues(launcher.ranks_of_machines(training.ranks))
+        yield from experiment.sampling.placement_issues(launcher.ranks_of_machines(training.ranks))
 
 
 def idle_gpus(experiment: Experiment) -> Iterator[Issue]:
-    """Yields an issue if the spec names more GPUs than the engines use; the ranks determine the number of engines."""
-    launcher, rollout, training = experiment.launcher, experiment.rollout, experiment.training
+    """Yields an issue if the spec names more GPUs than the engines use."""
+    launcher, rollout, training = experiment.launcher, experiment.sampling, experiment.training
     if not isinstance(rollout, VllmRollout) or rollout.placement == "colocated":
         return
     if experiment.resources.device == "cpu" or any(launcher.issues(training)):
@@ -97,9 +111,15 @@ def idle_gpus(experiment: Experiment) -> Iterator[Issue]:
             ("rollout", "engine_gpus"),
             given=f"{len(rollout.engine_gpus)} for {engines} engines of {size}",
             allowed=str(engines * size),
-            hint=f"{'GPU' if len(idle) == 1 else 'GPUs'} {', '.join(map(str, idle))} would be idle: an engine serves "
-            "rollout.ranks_per_engine ranks. Lower that, raise rollout.tensor_parallel_size, or leave them out",
+            hint=f"{'GPU' if len(idle) == 1 else 'GPUs'} {', '.join(map(str, idle))} would be idle: write "
+            f"rollout.engines: {_engines_for(experiment, rollout)}, raise rollout.tensor_parallel_size, or leave them "
+            "out",
         )
+
+
+def _engines_for(experiment: Experiment, rollout: VllmRollout) -> int:
+    """Returns how many engines the named GPUs are enough for, on all machines."""
+    return len(rollout.engine_gpus) // rollout.tensor_parallel_size * experiment.launcher.engine_machines
 
 
 def engine_machines(experiment: Experiment) -> Iterator[Issue]:

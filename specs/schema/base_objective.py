@@ -1,24 +1,43 @@
 """Base classes of objectives, with the properties that training, certificates and checks need; and advantages."""
 
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, assert_never
 
 from specs.schema.base import OpenSection, Spec, addition
-from specs.schema.schedule import Schedulable, ValueSchedule, constant
+from specs.schema.schedule import ClosedLoop, Schedulable, ValueSchedule, constant
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"]
-Divergence = Literal["forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "none"]
+Divergence = Literal["forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "jensen_shannon", "none"]
+Direction = Literal["reverse", "forward", "jensen_shannon"]
+"""Kind of a divergence by its expected gradient: an unnormalized one has that of the normalized one."""
+SummedOver = Literal["sampled", "top_k", "full"]
 Level = Literal["token", "sequence"]
 Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "none"]
-Scale = Literal["none", "group_std", "batch_std"]
+Scale = Literal["none", "group_std", "batch_std", "group_mean"]
 KlEstimator = Literal["k1", "k2", "k3"]
 RatioOver = Literal["token", "sequence", "geometric_mean"]
 """Unit of an importance ratio: a token; a whole response; the geometric mean over a response's tokens."""
-Weight = Annotated[float | ValueSchedule, Schedulable(ge=0)]
+Weight = Annotated[
+    float | ValueSchedule | ClosedLoop,
+    Schedulable(ge=0, of=("kl/reverse", "kl/forward", "drift/reverse", "drift/forward")),
+]
 Parameter = Annotated[float | ValueSchedule, Schedulable()]
 Claim = Literal["always", "on_policy", "never"]
 """When the expected gradient equals the claimed objective's gradient: always; while the policy is the sampling policy;
 never."""
+
+
+def direction_of(divergence: Divergence) -> Direction:
+    """Returns a divergence without the word unnormalized; reverse for `none`."""
+    match divergence:
+        case "forward" | "unnormalized_forward":
+            return "forward"
+        case "jensen_shannon":
+            return "jensen_shannon"
+        case "reverse" | "unnormalized_reverse" | "none":
+            return "reverse"
+        case never:
+            assert_never(never)
 
 
 class Advantage(Spec):
@@ -27,7 +46,8 @@ class Advantage(Spec):
     baseline: Baseline = "group_mean"
     """group: the responses to one prompt; leave_one_out: the group's other responses; batch: a step's rollouts."""
     scale: Scale = "none"
-    """Divisor: the standard deviation (ddof 1) plus 1e-4, or none."""
+    """Divisor. group_std, batch_std: the standard deviation (ddof 1) plus 1e-4. group_mean: the mean of the group's
+    rewards, which must be at least 0 (MaxRL, arXiv:2602.02710); a group whose mean is 0 has advantages of 0."""
     whiten: Literal["none", "tokens"] = "none"
     """tokens: the advantages are then normalised to mean 0 and variance 1 over all response tokens of the step, as in
     REINFORCE++."""
@@ -57,6 +77,17 @@ class BaseObjective(Spec):
     @abstractmethod
     def needs_reference(self) -> bool:
         """Whether the reference policy's logprobs enter the loss or the reward."""
+
+    @property
+    def summed_over(self) -> SummedOver:
+        """Tokens over which the divergence at a state is summed: the sampled one, or several, which takes the
+        reference's distribution."""
+        return "sampled"
+
+    @property
+    def top_k(self) -> int:
+        """Number of the reference's most likely tokens that the divergence is summed over; 0 with any other sum."""
+        return 0
 
     @property
     def penalizes_reward(self) -> bool:
@@ -104,7 +135,7 @@ class BaseObjective(Spec):
         """Whether the claimed divergence is that of each token or of the whole response."""
 
     @property
-    def claim_divergence(self) -> Literal["reverse", "forward"]:
+    def claim_divergence(self) -> Direction:
         """Direction of the claimed divergence: reverse is KL(policy || reference), forward KL(reference || policy)."""
         return "reverse"
 

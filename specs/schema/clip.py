@@ -5,10 +5,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from specs.schema.base import Spec
-from specs.schema.schedule import Schedulable, ValueSchedule
+from specs.schema.schedule import ClosedLoop, Schedulable, ValueSchedule
 
-LowerMargin = Annotated[float | ValueSchedule, Schedulable(gt=0, lt=1)]
-UpperMargin = Annotated[float | ValueSchedule, Schedulable(gt=0)]
+LowerMargin = Annotated[float | ValueSchedule | ClosedLoop, Schedulable(gt=0, lt=1, of=("clip_fraction/low",))]
+UpperMargin = Annotated[float | ValueSchedule | ClosedLoop, Schedulable(gt=0, of=("clip_fraction/high",))]
+DualBound = Annotated[float | ValueSchedule, Schedulable(gt=1)]
 
 
 class NoClip(Spec):
@@ -26,7 +27,7 @@ class DualClip(Spec):
     """Margin below ratio 1: with a negative advantage a token is clipped below 1 - low."""
     high: UpperMargin = 0.28
     """Margin above ratio 1: with a positive advantage a token is clipped from 1 + high on."""
-    dual: float = Field(10.0, gt=1)
+    dual: DualBound = 10.0
     """Bound on the ratio when the advantage is negative."""
     branch: Literal["raw", "regularized"] = "raw"
     """Quantity whose sign selects the side. raw: the advantage (the paper's code). regularized: the advantage with the
@@ -55,7 +56,7 @@ class ValueClip(Spec):
     """Margin below ratio 1: with a negative regularized advantage a ratio below 1 - low counts as 1 - low."""
     high: UpperMargin = 0.28
     """Margin above ratio 1: with any other regularized advantage a ratio above 1 + high counts as 1 + high."""
-    dual: float = Field(10.0, gt=1)
+    dual: DualBound = 10.0
     """Bound on the ratio when the regularized advantage is negative."""
 
 
@@ -69,13 +70,16 @@ class EqualMargins(Spec):
     """Margin below ratio 1: with a negative advantage a token is clipped below 1 - low."""
     high: UpperMargin = 0.2
     """Margin above ratio 1: with a positive advantage a token is clipped above 1 + high."""
-    dual: float = Field(0.0, ge=0)
+    dual: Annotated[float | ValueSchedule, Schedulable(ge=0)] = 0.0
     """Bound on the ratio when the advantage is negative, above 1. 0 disables it."""
 
     @model_validator(mode="after")
     def _above_one(self) -> "EqualMargins":
-        if 0 < self.dual <= 1:
+        values = [value for _, value in self.dual.schedule] if isinstance(self.dual, ValueSchedule) else [self.dual]
+        if any(0 < value <= 1 for value in values):
             raise ValueError("dual must be 0 (none) or greater than 1")
+        if isinstance(self.dual, ValueSchedule) and self.dual.between != "step" and 0 < values.count(0) < len(values):
+            raise ValueError("dual cannot go from 0 (none) to a bound by degrees: write between: step")
         return self
 
 

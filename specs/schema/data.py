@@ -72,7 +72,7 @@ class TemplatePrompt(Spec):
 
 
 class ChatPrompt(Spec):
-    """A prompt rendered with the tokenizer's own chat template."""
+    """A prompt rendered with a chat template."""
 
     type: Literal["chat"] = "chat"
     system: str = ""
@@ -80,6 +80,9 @@ class ChatPrompt(Spec):
     template: str = addition("{prompt}")
     """User message for problems that are plain text, with the fields of a template prompt. Problems given as messages
     already have one."""
+    chat_template: str = addition("", max_length=1 << 16)
+    """Chat template in place of the tokenizer's own: a file, relative to the spec file, or the Jinja text itself. It is
+    saved with the trained model. Empty means the tokenizer's own."""
     enable_thinking: bool | Literal["unset"] = False
     """Argument for templates that know it; with false, Qwen3's puts an empty thought before the response. unset: not
     passed, so that the template's own default applies."""

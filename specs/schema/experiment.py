@@ -19,7 +19,7 @@ from specs.schema.objective import Advantage, Objective, PackagedObjective
 from specs.schema.reference import Reference
 from specs.schema.reward import Reward
 from specs.schema.rollout import Rollout, TransformersRollout
-from specs.schema.schedule import at_step
+from specs.schema.schedule import Place, at_step, largest
 from specs.schema.training import Offload, Training
 
 
@@ -139,7 +139,7 @@ class Experiment(Spec):
 
     def gpus_beside(self, ranks: int) -> int:
         """Returns the GPUs that a machine needs for this many ranks and their engines."""
-        return ranks if self.launcher.engines_key else self.rollout.gpus(ranks)
+        return ranks if self.launcher.engines_key else self.sampling.gpus(ranks)
 
     @property
     def samplers(self) -> int:
@@ -147,7 +147,21 @@ class Experiment(Spec):
         too."""
         if self.launcher.engines_key:
             return self.rollout.samplers(self.training.ranks)
-        return sum(map(self.rollout.samplers, self.launcher.ranks_of_machines(self.training.ranks)))
+        return sum(map(self.sampling.samplers, self.launcher.ranks_of_machines(self.training.ranks)))
+
+    @property
+    def sampling(self) -> Rollout:
+        """Returns the section `rollout` of a machine with ranks: with the machine's part of the engines, or with all of
+        them if they have separate machines."""
+        return self.rollout.on_machines(self.launcher.engine_machines)
+
+    @property
+    def in_flight(self) -> int:
+        """Responses under way at once with `rollout.partial`, in whole groups: those of a step, or fewer if the
+        samplers hold fewer. The responses of each step depend on it."""
+        size = self.training.group_size
+        held = self.rollout.max_concurrent * self.samplers // size
+        return size * max(1, min(self.training.prompts_per_step, held))
 
     @property
     def concurrent_evaluation(self) -> Self:
@@ -174,34 +188,37 @@ class Experiment(Spec):
     def first_pass_gives_old_logprobs(self) -> bool:
         """Whether the first training pass can supply the first minibatch's old_logprobs.
 
-        False if an earlier policy sampled, if that pass does not use the policy's weights (schedule_free_adamw), or if
-        the advantages need the logprobs before it.
+        False if an earlier policy sampled, if that pass does not use the policy's weights (schedule_free_adamw), if the
+        advantages need the logprobs before it, or if the sampling policy's distributions are the reference's: the
+        passes that keep them give the old_logprobs.
         """
         return not (
             self.rollout.max_staleness
+            or (self.reference.source == "behaviour" and self.objective.summed_over != "sampled")
             or self.training.optimizer.type == "schedule_free_adamw"
             or self.objective.penalizes_reward
         )
 
-    def at_step(self, step: int) -> Self:
-        """Returns the spec with the objective's values at a step of training; itself if the objective has no
-        schedule."""
-        objective = at_step(self.objective, step)
-        return self if objective is self.objective else self.model_copy(update={"objective": objective})
+    def at_step(self, step: int, loops: Mapping[Place, float] | None = None) -> Self:
+        """Returns the spec with its values at a step of training; itself if no value changes. `loops`: values of the
+        closed loops, see `specs.schema.schedule.at_step`."""
+        return at_step(self, step, loops)
 
     def sharing_memory(self, chosen: Mapping[str, Any]) -> Self:
-        """Returns the spec with the values that the plan chose for keys of `rollout` and `training.offload`, by their
-        names."""
+        """Returns the spec with the values that the plan chose for keys of `rollout`, `training.offload` and
+        `training`, by their names."""
         offload = {key: value for key, value in chosen.items() if key in Offload.model_fields}
-        rollout = {key: value for key, value in chosen.items() if key not in offload}
-        training = self.training.model_copy(update={"offload": self.training.offload.model_copy(update=offload)})
+        of_training = {key: value for key, value in chosen.items() if key == "gradient_checkpointing"}
+        rollout = {key: value for key, value in chosen.items() if key not in offload | of_training}
+        changed = {"offload": self.training.offload.model_copy(update=offload), **of_training}
+        training = self.training.model_copy(update=changed)
         return self.model_copy(update={"training": training, "rollout": self.rollout.model_copy(update=rollout)})
 
     @property
     def skips_zero_advantage(self) -> bool:
         """Whether responses without advantage are skipped: the spec asks for it, and it changes no gradient."""
         training = self.training
-        elsewhere = self.objective.without_advantage or training.entropy_coef or training.router_aux_loss_coef
+        elsewhere = self.objective.without_advantage or largest(training.entropy_coef) or training.router_aux_loss_coef
         return training.skip_zero_advantage and not elsewhere
 
     @model_validator(mode="before")

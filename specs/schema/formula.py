@@ -22,10 +22,12 @@ from specs.schema.base_objective import (
     Aggregation,
     BaseObjective,
     Claim,
+    Direction,
     Divergence,
     Level,
     Parameter,
     RatioOver,
+    direction_of,
 )
 from specs.schema.fields import nearest
 from specs.schema.schedule import constant, smallest
@@ -428,9 +430,9 @@ class FormulaObjective(BaseObjective):
         return self.claim != "none" and self.claim.divergence != "none"
 
     @property
-    def claim_divergence(self) -> Literal["reverse", "forward"]:
+    def claim_divergence(self) -> Direction:
         """Direction of the divergence that `claim` names."""
-        return "forward" if self.claim != "none" and "forward" in self.claim.divergence else "reverse"
+        return direction_of("none" if self.claim == "none" else self.claim.divergence)
 
     @property
     def claimed_kl_coef(self) -> float:

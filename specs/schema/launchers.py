@@ -44,9 +44,19 @@ class _Launcher(Spec):
         return [ranks]
 
     @property
+    def engine_machines(self) -> int:
+        """Machines over which engines are spread beside ranks. 1 if the engines have separate machines."""
+        return 1
+
+    @property
     def engines_key(self) -> str:
         """Key that puts dedicated engines on machines without ranks; empty if engines are on the ranks' machines."""
         return ""
+
+    @property
+    def asks_for_gpus(self) -> bool:
+        """Whether the section itself asks the cluster for GPUs, whatever `resources.device` says."""
+        return False
 
     def engine_issues(self, engines: int) -> Iterator[Issue]:
         """Yields issues with this many engines on the machines that have no ranks."""
@@ -100,6 +110,11 @@ class _Nodes(_Launcher):
         """Returns the ranks of each node, the same on all."""
         return [ranks // self.nodes] * self.nodes
 
+    @property
+    def engine_machines(self) -> int:
+        """The nodes with ranks, unless others are for engines."""
+        return 1 if self.engine_nodes else self.nodes
+
     def beside(self, training: Training, ranks: int) -> Self:
         """Returns the launcher of a separate job, with at most as many ranks on a node as training has."""
         return self.model_copy(update={"nodes": -(-ranks * self.nodes // training.ranks), "engine_nodes": 0})
@@ -143,7 +158,7 @@ class _Nodes(_Launcher):
         for name, value in self.environment.items():
             path = ("launcher", "environment", name)
             if not re.fullmatch(VARIABLE_NAME, name):
-                yield Issue("is no name of a variable", path, allowed="letters, digits and _, no digit first")
+                yield Issue("is not the name of a variable", path, allowed="letters, digits and _, no digit first")
             if "\0" in value:
                 yield Issue("no variable can hold the character NUL", path)
             if looks_secret(name, value):
@@ -179,6 +194,11 @@ class SlurmLauncher(_Nodes):
     """Interpreter that srun starts on each node, or a script that starts one in a container. Empty means the
     interpreter that runs the batch script, `python`."""
 
+    @property
+    def asks_for_gpus(self) -> bool:
+        """See above: an option of sbatch does."""
+        return any(option.startswith(_GPU_OPTIONS) for option in self.options)
+
     def issues(self, training: Training) -> Iterator[Issue]:
         """Yields a time limit that is too short, and options that are malformed or set by the launcher."""
         yield from super().issues(training)
@@ -193,11 +213,12 @@ class SlurmLauncher(_Nodes):
                 path = ("launcher", key, index)
                 name = option.lstrip("-").partition("=")[0]
                 if len(option) < 2 or not option.startswith("-") or " " in option.strip():
-                    yield Issue("is no option", path, given=option, allowed="--name=value, one an item")
+                    yield Issue("is not an option", path, given=option, allowed="--name=value, one an item")
                 elif name in set_by_us or (not option.startswith("--") and _SHORT_OPTIONS.get(option[1]) in set_by_us):
                     yield Issue("the launcher sets it", path, given=option, hint=hint)
 
 
+_GPU_OPTIONS = ("--gres", "--gpu", "-G", "--tres-per")
 _SET_BY_US = (
     *("nodes", "ntasks", "ntasks-per-node", "job-name", "output", "error", "time", "signal", "partition"),
     *("requeue", "no-requeue", "open-mode", "array", "wait", "parsable", "chdir"),
@@ -252,7 +273,7 @@ class RayLauncher(_Nodes):
             yield Issue("is more than training.ranks", ("launcher", "min_ranks"), given)
         if self.address != "auto" and not re.fullmatch(r"[\w.-]+:\d+|\[[0-9a-fA-F:.]+\]:\d+", self.address):
             yield Issue(
-                "is no address of a cluster that this machine is a node of",
+                "is not the address of a cluster with this machine as a node",
                 ("launcher", "address"),
                 given=self.address,
                 allowed="auto, or HOST:PORT of its head",

@@ -7,26 +7,32 @@ A new objective is a formula in a spec, or a class here that is in the union at 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, GetCoreSchemaHandler, model_validator
+from pydantic import GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
+from specs.errors import Issue, IssueError
 from specs.extensions import find_variant, is_offered
+from specs.schema.base import addition
 from specs.schema.base_objective import (
     Advantage,
     Aggregation,
     Baseline,
     BaseObjective,
     Claim,
+    Direction,
     Divergence,
     KlEstimator,
     Level,
     PackagedObjective,
     RatioOver,
     Scale,
+    SummedOver,
     Weight,
+    direction_of,
 )
 from specs.schema.clip import (
     Clip,
+    DualBound,
     DualClip,
     EqualMargins,
     HigherMargins,
@@ -46,6 +52,7 @@ __all__ = [
     "Baseline",
     "Cispo",
     "ClippedPublishedObjective",
+    "Direction",
     "Divergence",
     "DualClip",
     "FormulaObjective",
@@ -57,6 +64,7 @@ __all__ = [
     "RatioOver",
     "RegularizedObjective",
     "Scale",
+    "SummedOver",
     "TruncateClip",
     "ValueClip",
 ]
@@ -73,17 +81,43 @@ class RegularizedObjective(BaseObjective):
 
     type: Literal["rpg"] = "rpg"
     divergence: Divergence = "unnormalized_reverse"
-    """Divergence between policy and reference. forward is KL(reference || policy), reverse KL(policy || reference)."""
+    """Divergence between policy and reference. forward is KL(reference || policy), reverse KL(policy || reference),
+    jensen_shannon the mean of both KLs to the mean of the two policies, with kl full or top_k."""
     estimator: Literal["reinforce", "differentiable"] = "reinforce"
     """reinforce: -SG(weight) log pi; differentiable: the surrogate itself."""
     level: Literal["token", "to_go", "sequence"] = "token"
     """Unit of the importance ratio and the divergence. to_go: the ratio of a token, which is credited with the
     response's divergence from that token on."""
+    kl: SummedOver = addition("sampled")
+    """Tokens over which the divergence's gradient at a state is summed. sampled: the sampled token, weighted by its
+    ratio. full: the whole vocabulary. top_k: the reference's kl_top_k most likely tokens, and the sampled token,
+    weighted, if it is not among them. full and top_k need level token or to_go."""
+    kl_top_k: int = addition(64, ge=1)
+    """Number of the reference's most likely tokens that kl top_k sums over."""
     kl_coef: Weight = 1e-4
     """Weight of the divergence."""
     clip: Clip = DualClip()
     aggregation: Aggregation = "token_mean"
     """How token losses become the loss of an update."""
+
+    @model_validator(mode="after")
+    def _sums(self) -> "RegularizedObjective":
+        if self.kl != "sampled" and self.level == "sequence":
+            hint = "write level: to_go, whose gradient is that of the whole response's divergence too, or kl: sampled"
+            message = f"kl {self.kl} is summed at each state, and a whole response has one ratio"
+            raise IssueError(Issue(message, ("kl",), f"{self.kl} with level sequence", "sampled", hint))
+        if self.kl == "sampled" and self.divergence == "jensen_shannon":
+            hint = "write kl: full, or kl: top_k; or take another divergence"
+            allowed = "forward, reverse, unnormalized_forward, unnormalized_reverse or none, with kl sampled"
+            raise IssueError(
+                Issue(
+                    "jensen_shannon is summed over tokens: it needs kl full or top_k",
+                    ("divergence",),
+                    allowed=allowed,
+                    hint=hint,
+                )
+            )
+        return self
 
     @model_validator(mode="after")
     def _acts(self) -> "RegularizedObjective":
@@ -94,6 +128,11 @@ class RegularizedObjective(BaseObjective):
         if isinstance(self.clip, ValueClip):
             raise ValueError("clip type value needs estimator reinforce: a clipped value has no gradient to follow")
         if isinstance(self.clip, DualClip) and self.clip.branch == "regularized":
+            if self.kl != "sampled":
+                raise ValueError(
+                    f"clip branch regularized with estimator differentiable needs kl sampled, not {self.kl}: "
+                    "a sum over tokens cannot be written as the ratio times an advantage"
+                )
             if self.divergence in ("forward", "unnormalized_forward"):
                 raise ValueError(
                     "clip branch regularized with estimator differentiable needs a reverse divergence: "
@@ -112,6 +151,16 @@ class RegularizedObjective(BaseObjective):
         return self.divergence != "none" and largest(self.kl_coef) > 0
 
     @property
+    def summed_over(self) -> SummedOver:
+        """What `kl` says, if there is a divergence."""
+        return self.kl if self.needs_reference else "sampled"
+
+    @property
+    def top_k(self) -> int:
+        """What `kl_top_k` says, with kl top_k."""
+        return self.kl_top_k if self.kl == "top_k" else 0
+
+    @property
     def ratio_over(self) -> RatioOver:
         """Unit of the ratio, from `level`."""
         return "token" if self.level == "to_go" else self.level
@@ -128,9 +177,9 @@ class RegularizedObjective(BaseObjective):
         return "token" if self.level == "token" else "sequence"
 
     @property
-    def claim_divergence(self) -> Literal["reverse", "forward"]:
+    def claim_divergence(self) -> Direction:
         """Direction of the claim: an unnormalized divergence has the expected gradient of the normalized one."""
-        return "forward" if self.divergence in ("forward", "unnormalized_forward") else "reverse"
+        return direction_of(self.divergence)
 
 
 class PublishedObjective(BaseObjective):
@@ -271,7 +320,7 @@ class Cispo(PublishedObjective):
     arXiv:2510.13786."""
 
     type: Literal["cispo"] = "cispo"
-    max_ratio: float = Field(5.0, gt=1)
+    max_ratio: DualBound = 5.0
     """Bound on the ratio: a value, not a margin (TRL's epsilon_high with its loss type cispo)."""
 
 

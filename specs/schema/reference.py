@@ -23,19 +23,32 @@ class Update(Spec):
     this condition."""
     kl_window: int = Field(1, ge=1)
     """Steps of that mean, all since the reference's last update."""
-    ema_decay: float = Field(0.0, ge=0, lt=1)
+    ema_decay: Annotated[float | ValueSchedule, Schedulable(ge=0, lt=1)] = 0.0
     """Share of the reference's own weights that an update keeps. 0 copies the policy. If it is the only condition, the
     reference is updated every step."""
     after_steps: int = Field(0, ge=0)
     """Steps of training before the reference's first update."""
+    plateau: int = addition(0, ge=0)
+    """Evaluations: the reference is updated after this many in a row without a gain. A gain is a score on an evaluation
+    set that exceeds the best one so far by more than the interval of the difference (paired by problem, at
+    evaluation.confidence). Counts the evaluations of evaluation.every_steps since the reference's last update. 0
+    disables this condition."""
+    reset_optimizer: bool = addition(False)
+    """Whether an update of the reference also clears the optimizer's moments, as in ProRL, arXiv:2505.24864. The
+    schedule of the learning rate continues."""
 
     @model_validator(mode="after")
     def _acts(self) -> "Update":
-        if not (largest(self.every_steps) or self.every_updates or self.kl_above or self.ema_decay):
-            raise ValueError("says never: give every_steps, every_updates, kl_above or ema_decay")
+        if not (self.conditions or largest(self.ema_decay)):
+            raise ValueError("says never: give every_steps, every_updates, kl_above, plateau or ema_decay")
         if self.kl_window > 1 and not self.kl_above:
             raise ValueError("kl_window cannot act without kl_above")
         return self
+
+    @property
+    def conditions(self) -> bool:
+        """Whether there is a condition. Without one, a decay updates the reference every step."""
+        return bool(largest(self.every_steps) or self.every_updates or self.kl_above or self.plateau)
 
 
 class Reference(Spec):

@@ -75,6 +75,11 @@ class Reward(OpenSection):
         """Returns the least possible value; None if it is unknown."""
         return self.worst
 
+    def may_be_negative(self) -> bool:
+        """Returns whether some value is known to be below 0."""
+        worst = self.worst_value()
+        return worst is not None and worst < 0
+
     def largest_value(self) -> float:
         """Returns the largest absolute value of a valid score."""
         return self.largest

@@ -1,16 +1,18 @@
 """How responses are sampled."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specs.bounds import MAX_RANKS
-from specs.errors import Issue
+from specs.errors import Issue, IssueError
 from specs.schema.base import OpenSection, Spec, addition, execution, or_name, unless_said
 from specs.schema.fields import members
+from specs.schema.schedule import Schedulable, ValueSchedule
 
 
 class DynamicSampling(Spec):
@@ -33,10 +35,60 @@ class Correction(Spec):
     """Importance weights learner / engine on each token's loss, which correct for different logprobs of the two."""
 
     type: Literal["none", "truncate", "mask"] = "none"
-    """none: no weights. truncate: min(ratio, bound), truncated importance sampling. mask: the ratio within [1 / bound,
-    bound], 0 outside."""
+    """none: no weights. truncate: the ratio, clamped to [low, high]: truncated importance sampling. mask: the ratio, or
+    0 if the measured value is outside [low, high]."""
     bound: float = Field(2.0, gt=1)
-    """Largest weight."""
+    """Short form of the bounds on the ratio: the default of high, and with type mask 1 / bound is the default of
+    low."""
+    low: float | None = addition(None)
+    """Lower bound. On a ratio it is in [0, 1]; if left out, 1 / bound with type mask and 0 with truncate. On a
+    difference of probabilities it is in [-1, 0]; if left out, -1."""
+    high: float | None = addition(None)
+    """Upper bound. On a ratio it is at least 1; if left out, bound. On a difference of probabilities it is in [0, 1];
+    if left out, 1."""
+    over: Literal["token", "sequence", "geometric_mean"] = addition("token")
+    """Unit of the ratio. token: each token. sequence: the whole response, so that each of its tokens has the product of
+    their ratios as weight. geometric_mean: the geometric mean over the response's tokens; with type mask it only
+    selects responses, whose tokens have their own ratios as weights."""
+    measure: Literal["ratio", "probability"] = addition("ratio")
+    """Quantity that the bounds apply to. ratio: the learner's probability over the engine's. probability: the learner's
+    probability minus the engine's; only with type mask."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Returns the bounds on the measured value."""
+        if self.measure == "probability":
+            return (-1.0 if self.low is None else self.low, 1.0 if self.high is None else self.high)
+        low = 1 / self.bound if self.type == "mask" else 0.0
+        return (low if self.low is None else self.low, self.bound if self.high is None else self.high)
+
+    @model_validator(mode="after")
+    def _around_equal(self) -> Self:
+        """Checks that the bounds include equal probabilities: a ratio of 1, a difference of 0."""
+        of_ratio = self.measure == "ratio"
+        equal, least, most = (1.0, 0.0, math.inf) if of_ratio else (0.0, -1.0, 1.0)
+        what = "a bound on the ratio" if of_ratio else "a bound on the difference of two probabilities"
+        if self.low is not None and not least <= self.low <= equal:
+            allowed = f"a number in [{least:g}, {equal:g}]"
+            raise IssueError(Issue(f"low is {what}", ("low",), f"{self.low:g}", allowed))
+        if self.high is not None and not equal <= self.high <= most:
+            allowed = "a number, at least 1" if of_ratio else "a number in [0, 1]"
+            raise IssueError(Issue(f"high is {what}", ("high",), f"{self.high:g}", allowed))
+        if of_ratio or self.type == "none":
+            return self
+        if self.type == "truncate":
+            hint = "write type: mask, or measure: ratio"
+            raise IssueError(
+                Issue("a difference of probabilities is no weight", ("measure",), "probability", hint=hint)
+            )
+        if self.over == "sequence":
+            hint = "write over: token or geometric_mean, or measure: ratio"
+            message = "the probabilities of whole responses are all nearly 0"
+            raise IssueError(Issue(message, ("over",), "sequence with measure probability", hint=hint))
+        if self.low is None and self.high is None:
+            hint = "give low, high or both, such as low: -0.2, high: 0.2"
+            raise IssueError(Issue("nothing is outside the bounds", ("measure",), "probability", hint=hint))
+        return self
 
 
 class ToolSection(OpenSection):
@@ -284,7 +336,7 @@ class SamplerSection(Spec):
     """Whether it samples from a transformers module in the trainer's process, and so computes logprobs as the learner
     does. The module is the learner's own if it can read that, else a copy."""
 
-    temperature: float = Field(1.0, gt=0)
+    temperature: Annotated[float | ValueSchedule, Schedulable(gt=0)] = 1.0
     """Divisor of the logits, in the sampler and wherever logprobs are computed."""
     top_p: float = addition(1.0, gt=0, le=1)
     """Nucleus sampling: sample from the smallest set of tokens that holds this probability. rollout_logprobs are those
@@ -313,13 +365,25 @@ class SamplerSection(Spec):
     fails, the run ends after the current step without a checkpoint of it, since only the sampler still had those
     weights; another attempt resumes from the checkpoint before. 0 samples under the weights with which the step's
     training begins."""
+    partial: bool = addition(False)
+    """Responses that are not done continue in the next step, with max_staleness above 0: sampling for a step ends as
+    soon as prompts_per_step groups have ended, and the others continue under the next weights, from their own tokens.
+    Each token has the logprob and the policy_version of the policy that sampled it. As many responses as a step has are
+    under way at once, if max_concurrent of all samplers allows it. Long responses are trained on later than short ones,
+    with tokens that are up to staleness/max steps old."""
     replay_routing: bool = addition(False)
     """For mixtures of experts, with rollouter single_turn: the learner routes each token to the experts that the
     sampler chose, arXiv:2510.11370; the reference policy chooses its own. Without it, small differences in arithmetic
     route some tokens to other experts, and their logprobs differ widely, which kl/rollout measures. vLLM reports its
     routing only on GPUs."""
     max_concurrent: int = execution(256, ge=1)
-    """Most concurrent responses on a rank."""
+    """Most concurrent responses on a rank, or in an engine."""
+    engines: int = execution(0, ge=0, le=MAX_RANKS)
+    """Number of engines in the whole run, which may be above or below the number of ranks. Each is a process, on GPUs
+    after those of the ranks or in vLLM's engine_gpus; machines have equally many. Prompts are dealt over them by
+    expected length. A token follows from its prompt, seed and weights, whichever engine samples it. With vLLM,
+    placement is then dedicated if it is left out. 0: with transformers each rank samples by itself; with vLLM each
+    rank, or ranks_per_engine of them, has one."""
 
     @property
     def gives_old_logprobs(self) -> bool:
@@ -332,11 +396,34 @@ class SamplerSection(Spec):
 
         Up to ZeRO 2 every rank holds the whole module. It must not change while it is read.
         """
-        return self.runs_learner_model and zero_stage < 3 and not self.max_staleness
+        return self.runs_learner_model and zero_stage < 3 and not self.max_staleness and not self.engines
+
+    @property
+    def has_processes(self) -> bool:
+        """Returns whether engines are in separate processes."""
+        return self.engines > 0
+
+    def on_machines(self, count: int) -> Self:
+        """Returns the section of each of several machines, with its part of the engines."""
+        return self.model_copy(update={"engines": self.engines // count})
 
     def gpus(self, ranks: int) -> int:
         """Returns the GPUs that a machine needs for this many ranks and their samplers."""
-        return ranks
+        if not self.has_processes:
+            return ranks
+        return max([ranks, *(place + 1 for engine in self.engine_places(ranks) for place in engine)])
+
+    def engine_places(self, ranks: int) -> list[tuple[int, ...]]:
+        """Returns the places of each engine's GPUs among the run's, on a machine with this many ranks. An engine has
+        too few if the spec names too few."""
+        size, count = self.gpus_per_sampler, self.samplers(ranks)
+        places = self.named_places or tuple(range(ranks, ranks + count * size))
+        return [places[engine * size : (engine + 1) * size] for engine in range(count)]
+
+    @property
+    def named_places(self) -> tuple[int, ...]:
+        """Returns the places that the spec names for the engines' GPUs; empty if they are those after the ranks'."""
+        return ()
 
     def placement_issues(self, ranks_of_machines: Iterable[int]) -> Iterator[Issue]:
         """Yields issues with the samplers' GPUs as the spec places them. Paths begin at the experiment."""
@@ -345,12 +432,12 @@ class SamplerSection(Spec):
 
     def without_training(self) -> Self:
         """Returns the section for ranks that have their own GPUs and do not train."""
-        return self
+        return self.model_copy(update={"engines": 0})
 
     @property
     def fewer_gpus(self) -> str:
         """Hint for a machine that lacks GPUs for the samplers; empty if they need only the ranks' GPUs."""
-        return ""
+        return "lower rollout.engines" if self.engines else ""
 
     @property
     def gpus_per_sampler(self) -> int:
@@ -362,10 +449,16 @@ class SamplerSection(Spec):
         """Neighbouring ranks of a machine that share a sampler; the first rank has it and samples for all."""
         return 1
 
+    def hosts(self, ranks: int) -> list[int]:
+        """Returns the rank that holds each sampler, among the ranks of a machine, ascending. A rank without a sampler
+        shares that of the last host before it."""
+        if self.engines:
+            return [engine * ranks // self.engines for engine in range(self.engines)]
+        return list(range(0, ranks, self.ranks_per_sampler))
+
     def samplers(self, ranks: int) -> int:
-        """Returns the number of samplers for this many ranks of a machine. The last may serve fewer ranks than the
-        others."""
-        return -(-ranks // self.ranks_per_sampler)
+        """Returns the number of samplers for this many ranks of a machine."""
+        return len(self.hosts(ranks))
 
     @property
     def memory_share(self) -> float:
@@ -402,11 +495,16 @@ class SamplerSection(Spec):
 
 
 class TransformersRollout(SamplerSection):
-    """Sampling with transformers in the trainer's own process, from the learner's own weights."""
+    """Sampling with transformers: in the trainer's own process from the learner's own weights, or in separate
+    engines."""
 
     runs_learner_model = True
 
     engine: Literal["transformers"] = "transformers"
+
+    def logprob_tolerance(self, *, exact: bool) -> float | None:
+        """Returns the tolerance of separate engines; None for the learner's own module."""
+        return _tolerance(exact=exact) if self.engines else None
 
 
 class VllmRollout(SamplerSection):
@@ -460,25 +558,31 @@ class VllmRollout(SamplerSection):
     0.05 in float32 on a CPU, else 0.2. The metrics sentinel/difference (the largest) and sentinel/mean record the
     differences over all ranks, in the step that ends with the load."""
 
-    def gpus(self, ranks: int) -> int:
-        """Returns the GPUs of a machine, including those of dedicated engines."""
-        if self.placement == "colocated":
-            return ranks
-        return max([ranks, *(place + 1 for engine in self.engine_places(ranks) for place in engine)])
+    @model_validator(mode="before")
+    @classmethod
+    def _engines_are_dedicated(cls, data: Any) -> Any:
+        """Returns the data with placement dedicated if engines are given and no placement is."""
+        implied = isinstance(data, dict) and data.get("engines") and "placement" not in data
+        return {**data, "placement": "dedicated"} if implied else data
 
-    def engine_places(self, ranks: int) -> list[tuple[int, ...]]:
-        """Returns the places of each dedicated engine's GPUs among the run's, on a machine with this many ranks. An
-        engine has fewer than tensor_parallel_size if engine_gpus names too few."""
-        size, count = self.tensor_parallel_size, self.samplers(ranks)
-        places = self.engine_gpus or tuple(range(ranks, ranks + count * size))
-        return [places[engine * size : (engine + 1) * size] for engine in range(count)]
+    @property
+    def has_processes(self) -> bool:
+        """Returns whether the engines are dedicated."""
+        return self.placement == "dedicated"
+
+    @property
+    def named_places(self) -> tuple[int, ...]:
+        """Returns the key's value."""
+        return self.engine_gpus
 
     def share_gpus(self, ranks_of_machines: Iterable[int]) -> set[bool]:
         """Returns, over all engines' GPUs on any machine, whether a GPU belongs to a rank that the engine serves."""
         return {
-            place // self.ranks_per_engine == engine and place < ranks
+            first <= place < end
             for ranks in ranks_of_machines
-            for engine, places in enumerate(self.engine_places(ranks))
+            for first, end, places in zip(
+                self.hosts(ranks), [*self.hosts(ranks)[1:], ranks], self.engine_places(ranks), strict=True
+            )
             for place in places
         }
 
@@ -502,12 +606,13 @@ class VllmRollout(SamplerSection):
 
     def without_training(self) -> Self:
         """Returns the section with dedicated engines on the GPUs after the ranks'."""
-        return self.model_copy(update={"engine_gpus": ()})
+        return super().without_training().model_copy(update={"engine_gpus": ()})
 
     @property
     def fewer_gpus(self) -> str:
         """Hint: ranks may share an engine, and engines may share the ranks' GPUs."""
-        remedies = ("raise rollout.ranks_per_engine", "name GPUs of the ranks in rollout.engine_gpus")
+        fewer = "lower rollout.engines" if self.engines else "raise rollout.ranks_per_engine"
+        remedies = (fewer, "name GPUs of the ranks in rollout.engine_gpus")
         return f"{', '.join(remedies)}, or write placement: colocated"
 
     @property
@@ -553,7 +658,11 @@ class VllmRollout(SamplerSection):
         """Returns the spec's tolerance, or a default for the arithmetic. In bfloat16 the logprobs of random models,
         with logits scaled like those of trained models, change by 0.01 to 0.06 in the mean (decision 31), and each side
         rounds."""
-        return self.sentinel_tolerance or (0.05 if exact else 0.2)
+        return self.sentinel_tolerance or _tolerance(exact=exact)
+
+
+def _tolerance(*, exact: bool) -> float:
+    return 0.05 if exact else 0.2
 
 
 Rollout = Annotated[

@@ -1,10 +1,12 @@
-"""Values that change over training, such as `{schedule: [[1, 0.1], [200, 0.3]], between: linear}` in place of a
-number."""
+"""Values that change over training, in place of a number: schedules and closed loops.
+
+A schedule is `{schedule: [[1, 0.1], [200, 0.3]], between: linear}`, a closed loop `{target: 0.02, of: kl/reverse}`.
+"""
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from typing import Annotated, Any, Literal, Self, TypeVar, assert_never, get_args
@@ -13,7 +15,7 @@ from pydantic import Field, GetCoreSchemaHandler, ValidationError, model_validat
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
-from specs.errors import Issue, IssueError
+from specs.errors import Issue, IssueError, Path
 from specs.schema.base import Spec
 from specs.schema.fields import SIGNS, describe, number
 
@@ -21,8 +23,13 @@ SCHEDULABLE = (
     "objective.kl_coef",
     "objective.clip.low",
     "objective.clip.high",
+    "objective.clip.dual",
+    "objective.max_ratio",
     "objective.parameters.NAME",
+    "rollout.temperature",
     "reference.update.every_steps",
+    "reference.update.ema_decay",
+    "training.entropy_coef",
     "training.optimizer.learning_rate",
 )
 """Fields that accept a schedule; NAME is any key. The value at a step applies from that step on, not earlier."""
@@ -99,36 +106,108 @@ class ValueSchedule(Spec):
         return f"{' -> '.join(values)} ({way}, steps {', '.join(steps)})"
 
 
+LoopMetric = Literal[
+    "kl/reverse",
+    "kl/forward",
+    "drift/reverse",
+    "drift/forward",
+    "entropy",
+    "clip_fraction/low",
+    "clip_fraction/high",
+]
+"""Metrics that a closed loop can follow. The annotation of a key names those that the key changes."""
+FROM_NOTHING = 1e-3
+"""Start of a loop in a key whose default is 0."""
+_RANGE = 1000.0
+"""Ratio of the default bounds of a loop to its start."""
+
+
+class ClosedLoop(Spec):
+    """A value that is adjusted after each step so that a metric meets its target: the controller of Ziegler 2019,
+    arXiv:1909.08593, section 2.2.
+
+    The value is multiplied by 1 + gain x e, where e is metric / target - 1, clamped to [-0.2, 0.2]; for entropy_coef by
+    1 - gain x e. A step without the metric changes nothing. The value is recorded at each step and saved in every
+    checkpoint.
+    """
+
+    target: float = Field(gt=0)
+    """Target of the metric, in the metric's unit."""
+    of: LoopMetric
+    """Name of the metric. kl_coef can follow kl/reverse, kl/forward, drift/reverse and drift/forward (the last two at
+    evaluations); entropy_coef entropy; clip.low clip_fraction/low; clip.high clip_fraction/high."""
+    start: float | None = Field(None, gt=0)
+    """Value at the first step. If left out, the key's default, or 0.001 if that is 0."""
+    gain: float = Field(0.1, gt=0, le=1)
+    """Relative change of the value per relative error. The value changes by at most 0.2 x gain a step."""
+    least: float | None = Field(None, gt=0)
+    """Smallest value. If left out, a thousandth of the start."""
+    most: float | None = Field(None, gt=0)
+    """Largest value. If left out, a thousand times the start, and for clip.low at most 0.99."""
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        if self.least is not None and self.most is not None and self.least > self.most:
+            raise IssueError(Issue("least is above most", ("least",), number(self.least), f"at most {self.most:g}"))
+        if self.start is None:
+            return self
+        if self.least is not None and self.start < self.least:
+            raise IssueError(Issue("start is below least", ("start",), number(self.start), f"{self.least:g} or more"))
+        if self.most is not None and self.start > self.most:
+            raise IssueError(Issue("start is above most", ("start",), number(self.start), f"at most {self.most:g}"))
+        return self
+
+    def __str__(self) -> str:
+        start = "" if self.start is None else f", from {self.start:g}"
+        return f"follows {self.of} {self.target:g}{start}"
+
+
 @dataclass(frozen=True, slots=True)
 class Schedulable:
-    """Annotation of a field that accepts a number or a ValueSchedule, with bounds for the number and for every value of
-    the schedule."""
+    """Annotation of a field that accepts a number, a ValueSchedule or, with `of`, a ClosedLoop: bounds for the number
+    and for every value of the others."""
 
     gt: float | None = None
     ge: float | None = None
     lt: float | None = None
+    of: tuple[LoopMetric, ...] = ()
+    """Metrics that a closed loop in the field can follow. Empty if it accepts none."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        kind = next(kind for kind in get_args(source) if kind is not ValueSchedule)
-        bounds = {name: bound for name, bound in asdict(self).items() if bound is not None}
+        kind = next(kind for kind in get_args(source) if kind not in (ValueSchedule, ClosedLoop))
+        bounds = {name: bound for name in ("gt", "ge", "lt") if (bound := getattr(self, name)) is not None}
 
-        def check(schedule: ValueSchedule) -> ValueSchedule:
-            errors = [
-                InitErrorDetails(
-                    type="value_error", loc=("schedule", index, 1), input=value, ctx={"error": IssueError(issue)}
+        def check(value: ValueSchedule) -> ValueSchedule:
+            points = {("schedule", index, 1): each for index, (_, each) in enumerate(value.schedule)}
+            return _checked(value, {place: self._issue(each, kind) for place, each in points.items()})
+
+        def check_loop(loop: ClosedLoop) -> ClosedLoop:
+            values = {name: getattr(loop, name) for name in ("start", "least", "most")}
+            issues: dict[Path, Issue | None] = {
+                (name,): self._issue(each, kind) for name, each in values.items() if each is not None
+            }
+            if loop.of not in self.of:
+                issues[("of",)] = Issue(
+                    "the key does not change this metric", given=loop.of, allowed=", ".join(self.of)
                 )
-                for index, (_, value) in enumerate(schedule.schedule)
-                if (issue := self._issue(value, kind))
-            ]
-            if errors:
-                raise ValidationError.from_exception_data("schedule", errors)
-            return schedule
+            return _checked(loop, issues)
 
-        scheduled = core_schema.no_info_after_validator_function(check, handler.generate_schema(ValueSchedule))
-        return core_schema.tagged_union_schema(
-            {"number": handler.generate_schema(Annotated[kind, Field(**bounds)]), "schedule": scheduled},
-            lambda value: "schedule" if isinstance(value, (dict, ValueSchedule)) else "number",
-        )
+        def form(value: Any) -> str:  # each form is named by a required key
+            if not isinstance(value, (dict, ValueSchedule, ClosedLoop)):
+                return "number"
+            is_loop = isinstance(value, ClosedLoop) or (isinstance(value, dict) and {"target", "of"} & value.keys())
+            return "target" if self.of and is_loop else "schedule"
+
+        def checked(section: type[Spec], check: Any) -> CoreSchema:
+            return core_schema.no_info_after_validator_function(check, handler.generate_schema(section))
+
+        forms = {
+            "number": handler.generate_schema(Annotated[kind, Field(**bounds)]),
+            "schedule": checked(ValueSchedule, check),
+        }
+        if self.of:
+            forms["target"] = checked(ClosedLoop, check_loop)
+        return core_schema.tagged_union_schema(forms, form)
 
     def _issue(self, value: float, kind: type) -> Issue | None:
         """Returns the issue with one value of a schedule, worded as for a plain number, or None."""
@@ -144,13 +223,30 @@ class Schedulable:
         return Issue(message, given=number(value), allowed=allowed) if message else None
 
 
+Checked = TypeVar("Checked", bound=Spec)
+
+
+def _checked(section: Checked, issues: Mapping[Path, Issue | None]) -> Checked:
+    """Returns the section if it has no issue; otherwise raises the issues as a ValidationError."""
+    errors = [
+        InitErrorDetails(type="value_error", loc=place, input=issue.given, ctx={"error": IssueError(issue)})
+        for place, issue in issues.items()
+        if issue
+    ]
+    if errors:
+        raise ValidationError.from_exception_data(type(section).__name__, errors)
+    return section
+
+
 def value_at(value: float | ValueSchedule, step: int) -> float:
     """Returns the value of a field at a step."""
     return value.at(step) if isinstance(value, ValueSchedule) else value
 
 
-def largest(value: float | ValueSchedule) -> float:
-    """Returns the largest value that a field ever has."""
+def largest(value: float | ValueSchedule | ClosedLoop) -> float:
+    """Returns the largest value that a field ever has; infinity for a closed loop without `most`."""
+    if isinstance(value, ClosedLoop):
+        return math.inf if value.most is None else value.most
     return max(point for _, point in value.schedule) if isinstance(value, ValueSchedule) else value
 
 
@@ -159,28 +255,37 @@ def smallest(value: float | ValueSchedule) -> float:
     return min(point for _, point in value.schedule) if isinstance(value, ValueSchedule) else value
 
 
-def constant(value: float | ValueSchedule) -> float:
+def constant(value: float | ValueSchedule | ClosedLoop) -> float:
     """Returns the number of a field whose section has gone through `at_step`.
 
     Raises:
-        ValueError: the field still has a schedule.
+        ValueError: the field still has a schedule or a closed loop.
     """
-    if isinstance(value, ValueSchedule):
+    if isinstance(value, (ValueSchedule, ClosedLoop)):
         raise ValueError(f"the value changes over training ({value}): take at_step(objective, step)")
     return value
 
 
 Section = TypeVar("Section", bound=Spec)
+Place = tuple[str, ...]
+"""Path of a field, relative to a section."""
 
 
-def at_step(section: Section, step: int) -> Section:
-    """Returns the section with a number in place of each schedule; the section itself if it has no schedule."""
+def at_step(section: Section, step: int, loops: Mapping[Place, float] | None = None, above: Place = ()) -> Section:
+    """Returns the section with a number in place of each schedule and closed loop; the section itself if it has none.
+
+    Args:
+        loops: values of the closed loops at the step, by path. A missing loop has its start.
+        above: path of the section.
+    """
     changed: dict[str, Any] = {}
     for name in type(section).model_fields:
-        value = getattr(section, name)
+        value, place = getattr(section, name), (*above, name)
         if isinstance(value, ValueSchedule):
             changed[name] = value.at(step)
-        elif isinstance(value, Spec) and (inner := at_step(value, step)) is not value:
+        elif isinstance(value, ClosedLoop):
+            changed[name] = (loops or {}).get(place, settled(section, name).start)
+        elif isinstance(value, Spec) and (inner := at_step(value, step, loops, place)) is not value:
             changed[name] = inner
         elif isinstance(value, dict) and any(isinstance(item, ValueSchedule) for item in value.values()):
             changed[name] = {
@@ -189,7 +294,19 @@ def at_step(section: Section, step: int) -> Section:
     return section.model_copy(update=changed) if changed else section
 
 
-def schedules_in(section: Spec) -> Iterator[tuple[tuple[str, ...], ValueSchedule]]:
+def settled(section: Spec, name: str) -> ClosedLoop:
+    """Returns the closed loop of a field, with numbers for its start and its bounds."""
+    loop: ClosedLoop = getattr(section, name)
+    field = type(section).model_fields[name]
+    start = loop.start or field.default or FROM_NOTHING
+    limit = next((each.lt for each in field.metadata if getattr(each, "lt", None) is not None), math.inf)
+    least = start / _RANGE if loop.least is None else loop.least
+    most = min(start * _RANGE, 0.99 * limit) if loop.most is None else loop.most
+    start = min(max(start, least), most)
+    return loop.model_copy(update={"start": start, "least": min(least, most), "most": max(least, most)})
+
+
+def schedules_in(section: Spec) -> Iterator[tuple[Place, ValueSchedule]]:
     """Yields the path and schedule of each scheduled field of a section and of the sections inside it."""
     for name in type(section).model_fields:
         value = getattr(section, name)
@@ -199,3 +316,13 @@ def schedules_in(section: Spec) -> Iterator[tuple[tuple[str, ...], ValueSchedule
             yield from (((name, *path), schedule) for path, schedule in schedules_in(value))
         elif isinstance(value, dict):
             yield from (((name, key), item) for key, item in value.items() if isinstance(item, ValueSchedule))
+
+
+def loops_in(section: Spec) -> Iterator[tuple[Place, ClosedLoop]]:
+    """Yields the path and the `settled` closed loop of each field that has one."""
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, ClosedLoop):
+            yield (name,), settled(section, name)
+        elif isinstance(value, Spec):
+            yield from (((name, *path), loop) for path, loop in loops_in(value))

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from specs.bounds import MAX_RANKS
 from specs.metrics import METRICS, REWARD
 from specs.schema.base import Spec, addition, execution, no_flag
-from specs.schema.schedule import Schedulable, ValueSchedule
+from specs.schema.schedule import ClosedLoop, Schedulable, ValueSchedule
 
 if TYPE_CHECKING:
     GuardableMetric: TypeAlias = str
@@ -181,7 +181,7 @@ class Training(Spec):
     denominator stay the same. Metrics over tokens (entropy, kl, ratio, clip_fraction, weight) are then over the
     computed tokens, whose share is trained_fraction; an update that could skip all responses computes the shortest one.
     The logprobs of skipped tokens are not recorded."""
-    entropy_coef: float = addition(0.0, ge=0)
+    entropy_coef: Annotated[float | ValueSchedule | ClosedLoop, Schedulable(ge=0, of=("entropy",))] = addition(0.0)
     """Weight of the entropy bonus: the mean entropy of the policy at the sampled tokens, in nats, is added to the
     objective, averaged as the losses are."""
     router_aux_loss_coef: float | None = addition(None, ge=0)
@@ -236,9 +236,11 @@ class Training(Spec):
     """Kernel for the attention of packed rows in bfloat16 on a GPU. torch: PyTorch's own. auto: FlashAttention 3 on
     Hopper GPUs, or 4 on Hopper and Blackwell GPUs, if the package is installed and passes a test at the start that
     compares a small row's attention and gradient with PyTorch's; else PyTorch's. No effect elsewhere."""
-    gradient_checkpointing: bool | Literal["selective"] = execution(False)
+    gradient_checkpointing: bool | Literal["selective", "auto"] = execution(False)
     """Recompute activations in the backward pass, for a third more arithmetic. selective: recompute all except the
-    results of matrix products and attention, for little more arithmetic. No effect on the gradient."""
+    results of matrix products and attention, for little more arithmetic. auto: the first of false, selective and true
+    that fits a GPU of known memory (this machine's, or resources.memory_gib with device: cuda); false on a CPU, true on
+    an unknown GPU. No effect on the gradient."""
     checkpoint: Checkpoint = execution(Checkpoint())
     """When the whole state is saved."""
 

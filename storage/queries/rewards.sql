@@ -1,5 +1,5 @@
--- What run_summary says of the rewards of the runs whose rows of `metrics` there are: means over the first and the last ten
--- steps, and the last step. An ingest keeps it for each run, so that a list of all runs reads none of their files.
+-- Rewards for run_summary, for the runs with rows in `metrics`: means over the first and the last ten
+-- steps, and the last step. An ingest stores the result for each run, so that a list of all runs reads none of their files.
 SELECT
     run_id,
     max(step) AS last_step,

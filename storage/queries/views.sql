@@ -1,7 +1,7 @@
--- What anyone may query: the recorded rows that count, under the names of the contract.
--- `recorded` has the rows: of metrics, rollouts, tokens, turns and evaluation_samples those alone that no later attempt superseded.
--- A row counts unless a later attempt of its run resumed from a step before it; an evaluation's counts while the run's state names it.
--- That a run was rolled back counts in any case: it happened to the run, and not in a step that another one stands for.
+-- The public views: the recorded rows that count, under documented names.
+-- `recorded` has the rows; for metrics, rollouts, tokens, turns and evaluation_samples only those that no later attempt superseded.
+-- A row counts unless a later attempt of its run resumed from an earlier step; a row of an evaluation counts while the run's state names the evaluation.
+-- A rollback event always counts, since it happened to the run and belongs to no repeated step.
 CREATE VIEW recorded.superseded AS
 SELECT run_id, attempt, valid_through FROM recorded.attempts WHERE valid_through IS NOT NULL;
 
@@ -31,7 +31,7 @@ SELECT r.* EXCLUDE (attempt)
 FROM recorded.events AS r
 WHERE kind = 'rolled_back' OR NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through);
 
--- Of a step that was measured more than once the last measuring counts; the evaluate stage comes after all training.
+-- If a step was measured more than once, the last measurement counts; the evaluate stage comes after all training.
 CREATE VIEW evaluations AS
 SELECT e.* EXCLUDE (fingerprint, attempt)
 FROM recorded.evaluations AS e
@@ -45,11 +45,11 @@ FROM recorded.evaluation_samples AS e
 WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
 QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
 
--- Turns of evaluations too. Records from before an agent could write its history anew lack restart: none did. Of training rollout_id says of which response, of an evaluation dataset, problem_id and sample do.
---   rollout_id: the response, as in rollouts; NULL: of an evaluation
---   dataset: name of the evaluation set; NULL: of training
---   problem_id: content hash of the problem of an evaluation; NULL: of training
---   sample: number of the response to its problem in the evaluation, from 0; NULL: of training
+-- One row per turn, of training and of evaluations. Older records lack restart, since programs could not rewrite their history then. For training rollout_id names the response; for an evaluation dataset, problem_id and sample do.
+--   rollout_id: number of the response, as in rollouts; NULL for an evaluation
+--   dataset: name of the evaluation set; NULL for training
+--   problem_id: content hash of the problem of an evaluation; NULL for training
+--   sample: number of the response to its problem in the evaluation, from 0; NULL for training
 CREATE VIEW turns AS
 SELECT * REPLACE (coalesce(restart, false) AS restart) FROM (
     SELECT * EXCLUDE (attempt), NULL::VARCHAR AS dataset, NULL::VARCHAR AS problem_id, NULL::INTEGER AS sample FROM recorded.turns
@@ -66,22 +66,22 @@ SELECT * REPLACE (coalesce(restart, false) AS restart) FROM (
     )
 );
 
--- One row per reply of a judge; a response whose verdicts are not JSON has none, and `rpg db check` names its run. Of training rollout_id says on which response, of an evaluation dataset, problem_id and sample do.
---   step: of training, from 1; of an evaluation 0 is the base model
---   rollout_id: the response, as in rollouts; NULL: of an evaluation
---   dataset: name of the evaluation set; NULL: of training
+-- One row per reply of a judge; a response whose verdicts are not JSON has none, and `rpg db check` names its run. For training rollout_id names the response; for an evaluation dataset, problem_id and sample do.
+--   step: step step of training, from 1; 0 for an evaluation of the base model
+--   rollout_id: number of the response, as in rollouts; NULL for an evaluation
+--   dataset: name of the evaluation set; NULL for training
 --   problem_id: content hash of the problem
---   sample: number of the response to its problem in the evaluation, from 0; NULL: of training
---   judge: name or directory of the model that judged
+--   sample: number of the response to its problem in the evaluation, from 0; NULL for training
+--   judge: name or directory of the judging model
 --   vote: number of the reply to its question, from 0
---   place: where the response stood among the answers that the question showed, from 0
+--   place: place of the response among the answers in the question, from 0
 --   text: the whole reply
---   score: what was read from it, a number of the scale, or in a comparison 1 for the better or best, 0 for the other or last; NULL: nothing could be read
---   error: why nothing could be read
---   prompt_tokens: tokens of the question
---   tokens: tokens of the reply
---   cost: in the currency of the spec's price; each response of a comparison has that of the whole question
---   key: names the question in its own lines; rows of one question share it
+--   score: verdict in the reply: a number of the scale, or in a comparison 1 for the better or best, 0 for the other or last; NULL if it could not be read
+--   error: reason why no verdict could be read
+--   prompt_tokens: number of tokens of the question
+--   tokens: number of tokens of the reply
+--   cost: cost in the currency of the spec's price; each response of a comparison has the cost of the whole question
+--   key: key of the question, shared by its rows
 CREATE VIEW verdicts AS
 WITH judged AS (
     SELECT run_id, step, rollout_id, NULL AS dataset, prompt_id AS problem_id, NULL AS sample, verdicts FROM rollouts WHERE verdicts IS NOT NULL
@@ -95,12 +95,12 @@ WITH judged AS (
 )
 SELECT * EXCLUDE (said), unnest(said) FROM each;
 
--- One row per run and step: what one plots first. NULL where a metric was not recorded.
---   run: the run's name: cell and seed
---   step: of training, from 1
+-- One row per run and step: the most plotted metrics. NULL if a metric was not recorded.
+--   run: name of the run: cell and seed
+--   step: step of training, from 1
 --   reward: metric reward/mean: mean reward of the step's responses, penalties included
 --   reward_std: metric reward/std: standard deviation of those rewards
---   entropy: metric entropy, nats a token
+--   entropy: metric entropy, nats per token
 --   kl: metric kl/reverse: KL(policy || reference) of a token, nats
 --   kl_behaviour: metric kl/behaviour: KL(sampling policy || policy) of a token, nats
 --   clip_fraction: share of the tokens on which a bound of the clip acts, 0 to 1: low, high and dual together
@@ -128,22 +128,22 @@ SELECT runs.experiment, wide.run_id, runs.name AS run, runs.seed, wide.* EXCLUDE
 FROM wide LEFT JOIN runs USING (run_id)
 ORDER BY runs.experiment, run, wide.step;
 
--- One row per run: how it went. Rewards are means over the first and the last ten steps; accuracies are mean@k over all sets,
+-- One row per run, with its status and results. Rewards are means over the first and the last ten steps; accuracies are mean@k over all sets,
 -- at the first and at the last evaluated step.
---   name: readable: cell and seed
+--   name: readable name: cell and seed
 --   status: pending running finished failed cancelled crashed
---   started_at: when it was first executed
---   ended_at: when it ended; NULL: it has not
---   seconds: from its start to its end, or to now
---   step: the last one that is recorded
---   steps: how many there are to be
+--   started_at: time of its first execution
+--   ended_at: time of its end; NULL before that
+--   seconds: seconds from its start to its end, or to now
+--   step: last recorded step
+--   steps: number of steps of the whole run
 --   reward_first: mean of reward/mean over the first ten steps
 --   reward_last: mean of reward/mean over the last ten steps
 --   accuracy_before: mean@k of the base model, 0 to 1; mean over the sets
 --   accuracy_after: mean@k at the last evaluated step, 0 to 1; mean over the sets
---   score_before: score@k of the base model, where the reward is graded, in its own units; mean over the sets
+--   score_before: score@k of the base model under a graded reward, in its units; mean over the sets
 --   score_after: score@k at the last evaluated step; mean over the sets
---   evaluated_step: that step
+--   evaluated_step: last evaluated step
 CREATE VIEW run_summary AS
 WITH means AS (
     SELECT
@@ -185,18 +185,18 @@ FROM runs LEFT JOIN recorded.rewards AS reward USING (run_id) LEFT JOIN evaluate
 ORDER BY runs.experiment, runs.name;
 
 -- One row per experiment, setting, set and measure: the mean over the seeds of finished runs, each at its last evaluated step,
--- best first. Runs are seeds of one setting where their resolved specs differ in the seed alone.
+-- best first. Runs are seeds of one setting if their resolved specs differ only in the seed.
 --   rank: 1 is the best of its set and measure
---   cell: the matrix cell, or what a study's trial varies: path in the spec -> value
---   setting: digest of what the run is made from without its seed, see runs
+--   cell: matrix cell, or the values of a study's trial: path in the spec -> value
+--   setting: digest of the resolved spec without the seed, and of the code, see runs
 --   dataset: name of the evaluation set
 --   metric: mean@k, pass@k, maj@k or score@k
---   value: mean over the seeds: a share, 0 to 1; of score@k in the reward's own units
---   std: standard deviation over the seeds, ddof 1; NULL of one seed
---   lowest: of the seeds
---   highest: of the seeds
---   num_seeds: runs that it is the mean of
---   run_ids: those runs
+--   value: mean over the seeds: a share, 0 to 1, or for score@k a value in the reward's units
+--   std: standard deviation over the seeds, ddof 1; NULL with one seed
+--   lowest: lowest value of a seed
+--   highest: highest value of a seed
+--   num_seeds: number of runs in the mean
+--   run_ids: ids of those runs
 CREATE VIEW leaderboard AS
 WITH last_step AS (
     SELECT run_id, max(step) AS step FROM evaluations GROUP BY run_id
@@ -223,17 +223,17 @@ FROM settings
 ORDER BY dataset, metric, rank, experiment;
 
 -- One row per run, set and evaluated step: accuracy over the steps, during training (`evaluation.every_steps`, `.concurrent_ranks`) and after.
---   run: the run's name: cell and seed
+--   run: name of the run: cell and seed
 --   dataset: name of the evaluation set
---   metric: mean@k: share of right answers among k responses; score@k: mean score of k responses, of a graded reward
---   step: of training; 0: the base model
---   accuracy: the metric's mean over the problems: a share, 0 to 1; of score@k in the reward's own units
---   ci_low: lower end of its interval, see evaluations
+--   metric: mean@k: share of right answers among k responses; score@k: mean score of k responses under a graded reward
+--   step: step of training; 0 for the base model
+--   accuracy: mean of the metric over the problems: a share, 0 to 1, or for score@k a value in the reward's units
+--   ci_low: lower end of the interval, see evaluations
 --   ci_high: upper end of that interval
---   num_problems: problems of the set that were answered
+--   num_problems: number of the set's problems that were answered
 --   is_last: whether it is the run's last evaluated step
---   is_best: whether it is the most accurate step of training, of equal ones the latest. It is chosen on the very problems that it
---   is measured on: its accuracy is optimistic, the more so the more steps were evaluated
+--   is_best: whether it is the most accurate step of training, the latest of equal ones. It is selected on the same problems
+--   that measure it, so its accuracy is biased upward, more so with more evaluated steps
 CREATE VIEW accuracy_curves AS
 SELECT
     runs.experiment,
@@ -254,17 +254,17 @@ WHERE e.metric LIKE 'mean@%' OR e.metric LIKE 'score@%'
 ORDER BY runs.experiment, run, e.run_id, e.dataset, e.step;
 
 -- One row per experiment, setting and set: accuracy at the last evaluated step of training and at the best one, means over the seeds
--- of finished runs, as papers' tables have them. The best is chosen by each run on the set itself: it is optimistic.
---   cell: the matrix cell, or what a study's trial varies: path in the spec -> value
---   setting: digest of what the run is made from without its seed, see runs
+-- of finished runs, as papers' tables have them. Each run's best step is selected on the same set, so its accuracy is biased upward.
+--   cell: matrix cell, or the values of a study's trial: path in the spec -> value
+--   setting: digest of the resolved spec without the seed, and of the code, see runs
 --   dataset: name of the evaluation set
---   metric: mean@k: share of right answers among k responses; score@k: mean score of k responses, of a graded reward
+--   metric: mean@k: share of right answers among k responses; score@k: mean score of k responses under a graded reward
 --   last: accuracy, or score, at the last evaluated step
---   best: the same at each run's most accurate step
---   num_evaluated: steps of training that a run's best was chosen from; the fewest of the seeds. 1: the best is the last
---   num_seeds: runs that these are means of
---   best_steps: each run's most accurate step, in the order of run_ids
---   run_ids: those runs
+--   best: accuracy, or score, at each run's most accurate step
+--   num_evaluated: number of evaluated steps from which a run's best was selected, the least over the seeds. With 1 the best is the last
+--   num_seeds: number of runs in the means
+--   best_steps: most accurate step of each run, in the order of run_ids
+--   run_ids: ids of those runs
 CREATE VIEW last_and_best AS
 WITH curves AS (
     SELECT *, count(*) OVER (PARTITION BY run_id, dataset) AS num_evaluated FROM accuracy_curves WHERE step > 0

@@ -17,7 +17,7 @@ import duckdb
 from storage.database import quoted
 from storage.errors import QueryError
 
-_OUTSIDE = "the function `{}` reaches for something outside the store; only what is recorded can be read"
+_OUTSIDE = "the function `{}` accesses something outside the store; queries can read only the record"
 _SEVERAL = "more than one statement; give them one at a time"
 _PLAIN_NAME = re.compile(r"[\w $-]*")
 """A name that DuckDB cannot interpret as a file's: file names have a suffix."""
@@ -47,7 +47,7 @@ REFUSED = frozenset(_REFUSED.split())
 def require_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     """Raises QueryError unless the text is one statement that only reads the record; duckdb.Error if it is not SQL."""
     if "\0" in sql or any("\ud800" <= char <= "\udfff" for char in sql):
-        raise QueryError("the query is no text: it has bytes that are no characters")
+        raise QueryError("the query is not text: some of its bytes are not characters")
     text = _what_runs(connection, sql)
     parsed = _parse(connection, text)
     if parsed["error"] and parsed["error_type"] == "not implemented":
@@ -146,7 +146,7 @@ def _not_a_query(sql: str) -> str:
 
 
 def _no_query(kind: str) -> str:
-    return f"{kind} is not a query: what is recorded can only be read (SELECT, DESCRIBE, EXPLAIN, ...)"
+    return f"{kind} is not a query: the record is read-only (SELECT, DESCRIBE, EXPLAIN, ...)"
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
@@ -169,7 +169,7 @@ def _check(connection: duckdb.DuckDBPyConnection, node: dict[str, Any]) -> None:
         names = [node["catalog_name"], node["schema_name"], node["table_name"]]
         if not all(map(_PLAIN_NAME.fullmatch, names)):
             name = ".".join(filter(None, names))
-            raise QueryError(f"`{name}` is no table or view: it reaches for something outside the store")
+            raise QueryError(f"`{name}` is not a table or view: it accesses something outside the store")
     elif kind == "TABLE_FUNCTION":
         function, node["function"] = node["function"], node["function"]["children"]  # those are functions of values
         name = function["function_name"]

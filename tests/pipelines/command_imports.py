@@ -19,7 +19,7 @@ with tempfile.TemporaryDirectory() as _home:
     import prefect.main  # noqa: F401
     import prefect.server.api.server  # noqa: F401
 
-    # One by one: setproctitle finds the place of a title by the first variable, which has to stay where it is.
+    # One by one: setproctitle finds the place of a title by the first variable, which must keep its place.
     for _name in _there:
         del os.environ[_name]
 tempfile.tempdir = None

@@ -24,6 +24,6 @@ def chart_of(text: str, title: str) -> Spec:
 
 
 def texts_of(spec: Spec) -> list[str]:
-    """Returns what a pointer shows at the marks of a chart, and what is written in it."""
+    """Returns a chart's texts: those at its marks' pointers, and those written in it."""
     tables = [*spec["datasets"].values(), *(layer["data"].get("values", ()) for layer in spec["layer"])]
     return [str(row[name]) for table in tables for row in table for name in ("text", "name") if name in row]

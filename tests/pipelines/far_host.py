@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 def missing() -> str:
-    """Why there can be no such host here; empty where there can."""
+    """Returns the reason why such a host cannot exist here; empty if it can."""
     if shutil.which("ip") is None:
         return "needs ip (apt-get install iproute2)"
     probe = subprocess.run(["ip", "netns", "add", f"rpg-far-probe-{os.getpid()}"], capture_output=True, text=True)
@@ -85,7 +85,7 @@ def _ip(*words: str) -> None:
 
 
 class _Forwarder(socketserver.ThreadingTCPServer):
-    """Passes connections on to the same port of the loopback, where the Prefect API alone listens."""
+    """Forwards connections to the same port of the loopback, at which only the Prefect API listens."""
 
     daemon_threads = True
     allow_reuse_address = True

@@ -83,7 +83,7 @@ def _use_prefect() -> None:
 
 
 def _keep_server() -> None:
-    """Forks the server from which stages are forked, and has it taken where one would be started."""
+    """Forks the server from which stages are forked, and uses it in place of a new one."""
     environment = dict(os.environ)
     channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()

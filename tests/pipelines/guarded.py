@@ -34,7 +34,7 @@ class Server:
         self.held.close()
 
     def call(self, path: str, body: Any = None, method: str | None = None) -> Any:
-        """What the API answers; None where it answers with nothing."""
+        """Returns the API's answer; None if it is empty."""
         headers = {
             "content-type": "application/json",
             "authorization": "Basic " + base64.b64encode(PASSWORD.encode()).decode(),

@@ -1,4 +1,4 @@
-"""One rank that trains a tiny model and says what it holds: `held_memory MODEL ZERO_STAGE PRECISION` prints JSON.
+"""One rank that trains a tiny model and reports its memory: `held_memory MODEL ZERO_STAGE PRECISION` prints JSON.
 
 DeepSpeed is set up as on a GPU.
 """

@@ -45,7 +45,7 @@ class Listener:
 
     @property
     def answer(self) -> str:
-        """What a call without a password gets, in words."""
+        """Result of a call without a password, in words."""
         if self.program in ("api", "studies", "record", "report"):
             return f"{_status(self, '/api/flow_runs/count' if self.program == 'api' else '/')}"
         if self.program == "supervisord":
@@ -90,7 +90,7 @@ def _listeners(lab: Lab) -> list[Listener]:
 
 
 def rows(started_by: str, found: Iterable[Listener]) -> list[str]:
-    """The table's rows of what a command has started."""
+    """Returns the table's rows for the processes of a command."""
     seen = {(each.program, each.host): each for each in found}
     return [
         f"| {started_by} | `{each.program}` | {each.host} | {WHO.get(each.program, '?')} | {each.answer} |"

@@ -149,7 +149,7 @@ class Lab:
         return read_json(self.home.run(run_id) / "state.json")
 
     def wait_until(self, run_id: str, status: str, *, timeout: float = 120) -> None:
-        """Waits for a status of a run; tells what the run says of itself where it comes to another end, or to none."""
+        """Waits for a status of a run; on another end, or none, raises with the run's own messages."""
 
         def has_come() -> bool:
             now = self.state(run_id)["status"]

@@ -17,7 +17,7 @@ from waiting import wait_for
 from tests.needs import skip_without
 
 BINARIES = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
-"""Where Debian keeps the newest one; None: it is not installed."""
+"""Returns Debian's directory of the newest one; None if it is not installed."""
 
 
 class Postgres:

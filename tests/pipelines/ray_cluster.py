@@ -20,7 +20,7 @@ _RAY = Path(sys.executable).with_name("ray")
 
 
 def missing() -> str:
-    """Why such a cluster cannot be made here; empty where it can."""
+    """Returns the reason why such a cluster cannot be created here; empty if it can."""
     return missing_hosts() if find_spec("ray") else "needs the extra ray"
 
 
@@ -74,14 +74,14 @@ class RayCluster:
             self.await_nodes(1)
 
     def restart(self, number: int, *before: str) -> None:
-        """Ends Ray on a machine, with all that it runs there, and starts it anew; `before`: as for `add`."""
+        """Ends Ray on a machine, with all that it runs there, and starts it again; `before`: as for `add`."""
         for process in self.hosts[number].processes():
             process.kill()
         self.add(number, *before)
         self.await_nodes(2)
 
     def renew(self) -> None:
-        """Makes the cluster anew, as after its head was lost."""
+        """Creates the cluster again, as after the loss of its head."""
         for host in self.hosts:
             for process in host.processes():
                 process.kill()
@@ -130,7 +130,7 @@ class RayCluster:
         return done.stdout.strip()
 
     def await_nodes(self, count: int) -> None:
-        """Until so many are alive."""
+        """Waits until this many are alive."""
         deadline = time.monotonic() + 180
         while self.ask("sum(node['Alive'] for node in ray.nodes())") != str(count):
             assert time.monotonic() < deadline, self._log.read_text()[-3000:]

@@ -31,7 +31,7 @@ class ServerLab(Lab):
     url: str = ""
     """The API's."""
     auth_string: str = ""
-    """What a client has to show there."""
+    """Credentials of a client."""
 
     @property
     def supervisor(self) -> Supervisor:
@@ -44,7 +44,7 @@ class ServerLab(Lab):
         return self.supervisor.pids(program)
 
     def call(self, path: str, body: Any = None, *, auth_string: str | None = None) -> Any:
-        """What the API answers. Raises urllib.error.HTTPError.
+        """Returns the API's answer. Raises urllib.error.HTTPError.
 
         Args:
             path: below the API's URL, with its slash.

@@ -54,7 +54,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
 
 
 def missing() -> str:
-    """Why a cluster cannot be made here; empty where it can."""
+    """Returns the reason why a cluster cannot be created here; empty if it can."""
     lacking = [name for name in PROGRAMS if not _program(name)]
     if lacking:
         return f"needs {', '.join(lacking)} (apt-get install slurm-wlm)"
@@ -66,7 +66,7 @@ def _program(name: str) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports in a row that nobody listens at."""
+    """Returns consecutive ports without listeners."""
     for first in range(20000 + os.getpid() % 20000, 60000):
         held = []
         try:
@@ -149,7 +149,7 @@ class SlurmCluster:
             time.sleep(0.2)
 
     def command(self, name: str, *arguments: str) -> str:
-        """What one of Slurm's commands prints."""
+        """Returns the output of one of Slurm's commands."""
         return subprocess.run(
             [_program(name), *arguments], capture_output=True, text=True, env=os.environ | self.environment, timeout=60
         ).stdout

@@ -314,7 +314,7 @@ def test_a_notebook_shows_progress_and_its_stop_button_saves(lab: Lab) -> None:
         assert "<experiment tiny" in shown
         shown = notebook.cell("job.run()", interrupt_at="  train  step ")
         assert "KeyboardInterrupt" in shown
-        assert "what ran is saved; the same call goes on from here" in shown
+        assert "the finished work is saved; the same call continues from here" in shown
         assert "never awaited" not in shown
         shown = notebook.cell("print([(run.status, run.reason) for run in job.outcome().runs])")
         assert "('cancelled'" in shown

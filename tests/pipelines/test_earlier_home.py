@@ -77,7 +77,7 @@ def answer(ask: Ask, place: Path, question: list[str]) -> list[Any]:
 
 
 def assert_still_true(now: Any, then: Any) -> None:
-    """Asserts that nothing has changed, but for what is told in addition."""
+    """Asserts that nothing has changed, except for additional output."""
     if isinstance(then, dict):
         assert set(then) <= set(now)
         for name, value in then.items():

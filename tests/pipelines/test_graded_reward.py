@@ -33,7 +33,7 @@ PACKAGES = Path(__file__).with_name("graded_reward")
 
 @pytest.fixture
 def installed() -> Iterator[None]:
-    """The package with the graded reward, here and in what is started."""
+    """The package with the graded reward, here and in child processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(PACKAGES))
         patch.setenv("PYTHONPATH", str(PACKAGES), prepend=":")

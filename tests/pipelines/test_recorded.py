@@ -102,7 +102,7 @@ def test_a_replay_says_which_rows_it_lacks_and_why(trained: dict[str, Path], tmp
     assert why_incomplete(directory, "tokens") == why_incomplete(directory, "metrics") == ""
     for segment in sorted((directory / "segments" / "tokens").iterdir())[1:]:
         segment.unlink()
-    with pytest.raises(NothingToReplayError, match=r"tiny has 0 of .* of step 2 on record: `rpg db check` says what"):
+    with pytest.raises(NothingToReplayError, match=r"tiny has 0 of .* of step 2 on record: `rpg db check` reports"):
         replay(Home(tmp_path / "home"))
 
 

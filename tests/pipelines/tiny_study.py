@@ -102,20 +102,20 @@ def clip_high(experiment: Experiment, step: int) -> float:
 
 
 class Evaluator:
-    """Records each run of a trial as trained and evaluated, its accuracy highest where the clip is widest."""
+    """Records each run of a trial as trained and evaluated, with the highest accuracy for the widest clip."""
 
     def __init__(self, home: Home, seconds: float = 0.0, *, steps: int = 2, luck: str = "b") -> None:
         self.home = home
         self.seconds = seconds
         self.steps = steps
-        """What the runs' training has."""
+        """Returns the runs' training records."""
         self.luck = luck
         """By which the runs' noise is drawn beside clip and seed: not by their ids, which change with the code."""
         self.calls: list[dict[str, Any]] = []
         self.trained: list[str] = []
         """Runs that were not there before."""
         self.steps_trained = 0
-        """Over all runs; what was there before is not trained again."""
+        """Counts over all runs; earlier work is not trained again."""
 
     def accuracy(self, experiment: Experiment, step: int) -> float:
         """After `step` steps of training."""

@@ -33,7 +33,7 @@ MIXED: dict[str, Any] = {
 GOAL = {"dataset": "two-terms", "metric": "mean@8"}
 LONG = {"training.steps": 8}
 Outcome = Callable[[Trial, int], Result]
-"""Trial and step (0: the end) -> what comes of it."""
+"""Trial and step (0 for the end) -> its outcome."""
 
 
 def study_document(directory: Path, **fields: Any) -> StudyDocument:

@@ -6,7 +6,7 @@ import psutil
 
 
 def trainers(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that train; one that ends while it is looked at is none."""
+    """Returns the training processes; one that ends during the check is left out."""
     ranks = []
     for process in processes:
         try:

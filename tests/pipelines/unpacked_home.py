@@ -7,7 +7,7 @@ from pathlib import Path
 
 RECORDED = Path(__file__).with_name("earlier_home")
 ROOT = "/tmp/recorded-home"
-"""Where it was recorded, as its files name it."""
+"""Directory of the recording, as its files name it."""
 
 
 def unpack(place: Path) -> None:

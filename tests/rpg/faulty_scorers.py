@@ -11,7 +11,7 @@ from specs.schema.reward import Reward
 
 
 class Faulty(Reward):
-    """Does what the response says; gives 1 to any other."""
+    """Does what the response commands; gives 1 to any other response."""
 
     def score(self, problem: Problem, response: str) -> Score:
         if response == "raise":

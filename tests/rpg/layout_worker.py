@@ -1,4 +1,4 @@
-"""One rank of the test of layouts: `layout_worker INPUTS OUT LEG CASE...` trains a part of a way; others go on.
+"""One rank of the test of layouts: `layout_worker INPUTS OUT LEG CASE...` trains a part of a way; others continue it.
 
 A way is three legs over parts of the same responses, the reference moving in between. A case is PRECISION:Z-Z-Z, the
 ZeRO stage of each leg; PRECISION+lora and PRECISION+schedule_free are trained so. Leg 1 begins, and goes the whole way

@@ -196,7 +196,8 @@ def rest_between_updates(learner: Learner) -> None:
 
 
 def places(learner: Learner, *, of_model: bool) -> set[int]:
-    """Where in memory the model's weights lie, or what the optimizer keeps beside them, master weights included."""
+    """Returns the memory addresses of the model's weights, or of the optimizer's further state, including master
+    weights."""
     parameters: list[Any] = list(learner.model.parameters())
     weights = {getattr(parameter, "ds_tensor", parameter).data_ptr() for parameter in parameters}
     stepped = list(shards._stepped(learner._engine, learner.model))

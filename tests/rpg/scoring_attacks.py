@@ -27,7 +27,7 @@ def score(response, answer):
         pass
     return float(answer == response)
 """
-"""A reward that runs what a response says."""
+"""A reward that runs a response's text."""
 PROBLEM = Problem("p", "?", "right", "d")
 THAT_EVALUATE = (
     *("countdown", "puzzle24", "string_insertion", "spiral_matrix", "binary_matrix", "n_queens"),
@@ -103,7 +103,7 @@ def attacked(directory: Path) -> Any:
 
 
 def evidence(score: Score) -> Any:
-    """What the attack told on standard error before it ended the process."""
+    """Returns the attack's output on standard error before it ended the process."""
     told = (score.error or "").removeprefix("the scorer's process died (exit 3) ")
     return json.loads(told) if told.startswith("{") else {"not run": str(score)}
 
@@ -153,7 +153,7 @@ def misbehaved() -> dict[str, Any]:
 
 
 def evaluating(timeout_seconds: float = 10.0) -> Reward:
-    """The reward that runs what a response says."""
+    """The reward that runs a response's text."""
     fields = {"type": "python", "path": "evaluates.py", "code": EVALUATES, "timeout_seconds": timeout_seconds}
     return Reward.model_validate(fields)
 

@@ -1,4 +1,4 @@
-"""A policy that says what a script says: a sampler for tests of environments."""
+"""A policy that follows a script: a sampler for tests of environments."""
 
 from collections.abc import Callable, Sequence
 

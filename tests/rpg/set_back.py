@@ -53,7 +53,7 @@ def main(run_dir: Path) -> int:
 
 
 def standing(run: RunDirectory, state: TrainingState, checkpoints: Checkpoints, loaded: int) -> dict[str, Any]:
-    """What a setting back changes."""
+    """Returns the state that setting back changes."""
     return {
         **asdict(state),
         "loaded": loaded,

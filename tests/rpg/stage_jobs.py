@@ -50,7 +50,7 @@ SPEC: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Result:
-    """What a stage's process left."""
+    """The result of a stage's process."""
 
     code: int
     out: Path

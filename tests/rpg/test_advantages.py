@@ -23,7 +23,7 @@ from specs.schema.objective import Advantage
 REWARDS = torch.tensor([1.0, 0.0, 0.0, 3.0, 5.0])
 GROUPS = torch.tensor([7, 7, 7, 2, 2])
 BASELINES = ("group_mean", "leave_one_out", "batch_mean", "none")
-SCALES = ("none", "group_std", "batch_std")
+SCALES = ("none", "group_std", "batch_std", "group_mean")
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,17 @@ def test_leave_one_out_is_the_group_mean_times_n_over_n_minus_one() -> None:
 def test_a_group_without_signal_has_exactly_no_advantage(baseline: str, scale: str) -> None:
     rewards, groups = torch.tensor([0.1, 0.1, 0.1, 0.7, 0.2]), torch.tensor([0, 0, 0, 1, 1])
     assert advantages(rewards, groups, baseline=baseline, scale=scale)[:3].tolist() == [0, 0, 0]
+
+
+def test_dividing_by_the_mean_of_the_group_weighs_rare_successes_more_and_leaves_groups_without_one_alone() -> None:
+    rewards = torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0])
+    found = advantages(rewards, torch.arange(12) // 4, baseline="group_mean", scale="group_mean")
+    # means 1/4, 3/4 and 0: (1 - 1/4) / (1/4) = 3; (1 - 3/4) / (3/4) = 1/3
+    expected = [3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1, 0, 0, 0, 0]
+    assert torch.allclose(found, torch.tensor(expected))
+    others = advantages(rewards, torch.arange(12) // 4, baseline="leave_one_out", scale="group_mean")
+    assert torch.allclose(others[:4], torch.tensor([4.0, -4 / 3, -4 / 3, -4 / 3]))
+    assert advantages(-rewards, torch.zeros(12), baseline="none", scale="group_mean").tolist() == [0] * 12
 
 
 def test_a_single_response_is_not_scaled_by_a_deviation_it_does_not_have() -> None:

@@ -1,5 +1,5 @@
-"""Sampling ahead, adapters and Schedule-Free AdamW with a vLLM engine: what samples each batch, and that a killed run
-goes on exactly."""
+"""Sampling ahead, adapters and Schedule-Free AdamW with a vLLM engine: the weights that sample each batch, and exact
+resumption of a killed run."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""What a rank holds against the spec before it trains."""
+"""A rank's checks of the spec before it trains."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ training: {steps: 2, prompts_per_step: 4, group_size: 2, minibatches: 2}
 def test_more_ranks_than_prompts_are_refused_however_they_were_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The spec says one rank, which the launcher of whoever starts ranks by hand does not read."""
+    """The spec says one rank, which a launcher of ranks started by hand does not read."""
     (tmp_path / "spec.yaml").write_text(SPEC)
     LlamaConfig().save_pretrained(tmp_path)
     spec = load_experiment(tmp_path / "spec.yaml")

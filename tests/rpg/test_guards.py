@@ -1,4 +1,4 @@
-"""Guards: when they fire, what they do to a real run, and that a killed run does the same."""
+"""Guards: when they act, their effect on a real run, and the same effect on a killed run."""
 
 import json
 import math
@@ -33,7 +33,7 @@ def test_a_streak_is_counted_and_broken_and_a_warning_is_given_once(tmp_path: Pa
     fired = [guards.check(step, metrics) for step, metrics in enumerate(run, 1)]
     assert [step for step, guards_fired in enumerate(fired, 1) if guards_fired] == [4, 8]
     assert fired[3][0].since == 3
-    assert fired[3][0].message == "step 4: entropy 0.05 is below 0.1 in 2 steps one after another"
+    assert fired[3][0].message == "step 4: entropy 0.05 is below 0.1 in 2 consecutive steps"
 
 
 def test_nan_violates_a_guard_and_an_infinite_loss_stops_a_run_without_guards_on_it(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_every_metric_can_be_guarded_and_warn_and_stop_do_so(inputs: Path, tmp_p
     printed = train(run_dir, expect=1)
     events = [(row["step"], row["kind"]) for row in rows(run_dir, "events") if row["kind"].startswith("guard")]
     assert events == [(1, "guard_warned")] * len(WITHIN) + [(3, "guard_stopped")]
-    assert "in 3 steps one after another" in printed
+    assert "in 3 consecutive steps" in printed
     assert "Traceback" not in printed
     assert max(figures(run_dir, "loss")) == 3, "the step that ended it is on record"
     assert [path.name for path in (run_dir / "checkpoints").glob("step-*")] == ["step-000002"]

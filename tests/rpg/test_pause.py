@@ -1,4 +1,4 @@
-"""Training that evaluates on its way, pauses and goes on is training that does not, bit for bit."""
+"""Training that evaluates during training, pauses and continues gives the same bits as training that does not."""
 
 import json
 import signal
@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from specs.machine.exit_cause import STOPPED
 from tests.rpg.stage_jobs import run_stage
 from tests.rpg.tiny_run import PROBLEMS, finish, make_inputs, make_run, rows, start, start_anew, train
+from tests.rpg.train_worker import continued
 
 STEPS = 8
 SAMPLES = 4
@@ -159,6 +160,25 @@ def test_killed_while_it_evaluates_a_run_goes_on_with_every_row_once(
     train(run_dir)
     assert evaluated(run_dir) == dict.fromkeys((2, 4, 6), 5 * samples)
     assert_trained_alike(run_dir, straight)
+
+
+@pytest.mark.more
+def test_a_plateau_moves_the_reference_and_a_run_that_goes_on_does_as_one_that_did_not_stop(
+    inputs: Path, tmp_path: Path
+) -> None:
+    following = {
+        "training": {**TRAINING, "steps": STEPS, "checkpoint": {"every_steps": 2}},
+        "evaluation": {**EVALUATION, "every_steps": 1},
+        "reference": {"source": "snapshot", "update": {"plateau": 2, "reset_optimizer": True}},
+    }
+    straight = new_run(inputs, tmp_path / "straight", **{**CHANGES, **following})
+    train(straight)
+    again = continued(straight, tmp_path / "again")
+    train(again)
+    assert_trained_alike(again, straight)
+    moved = [row["message"] for row in rows(straight, "events") if row["kind"] == "reference_moved"]
+    assert moved
+    assert all(message.endswith("2 evaluations without a gain") for message in moved), moved
 
 
 @pytest.mark.long

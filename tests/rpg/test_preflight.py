@@ -1,4 +1,4 @@
-"""The look at what a spec names: it finds what a stage or a rank would end with, minutes later."""
+"""The check of a spec's data and models: it finds errors that would end a stage or a rank minutes later."""
 
 import json
 import socket

@@ -85,7 +85,7 @@ def test_a_model_that_names_code_is_refused_before_and_in_the_base_stage(
         with pytest.raises(SpecError) as refused:
             make(spec, tmp_path, tmp_path / "out")
         for issue in (found, *refused.value.issues):
-            assert issue.message == f"the model names code to run, which is never run: {said}"
+            assert issue.message == f"the model has its own code, which is never executed: {said}"
             assert issue.path == ("model", "path")
     assert not (tmp_path / "telltale").exists()
 
@@ -166,7 +166,7 @@ def test_a_hub_model_that_was_downloaded_is_looked_at(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     model = {"source": "pretrained", "path": "some/model"}
     (issue,) = examine(Experiment.model_validate({**SPEC, "warm_up": None, "model": model})).errors
-    assert issue.message == f"the model names code to run, which is never run: {said}"
+    assert issue.message == f"the model has its own code, which is never executed: {said}"
 
 
 def test_a_data_set_with_a_script_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """The sanity checks of regularized policy gradient, in small: the specs that ask them, with a tiny model and few steps,
-trained by the real trainer, their records held against formulas written out here."""
+trained by the real trainer, their records compared with formulas written out here."""
 
 import json
 import os

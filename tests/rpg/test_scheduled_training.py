@@ -12,11 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from rpg.certificate.certificate import certify
+from rpg.metrics import SCHEDULED as SCHEDULED_METRICS
 from rpg.objectives import token_losses
+from rpg.recording.run_directory import RunDirectory
 from specs import parse_objective
 from specs.schema.objective import Objective
-from specs.schema.schedule import at_step, schedules_in
-from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, train
+from specs.schema.schedule import at_step, loops_in, schedules_in
+from tests.rpg.tiny_run import STEADY, finish, make_inputs, make_run, rows, start, train
 
 STEPS = 4
 PLAIN: dict[str, Any] = {
@@ -46,7 +48,38 @@ BLOWN_UP: dict[str, Any] = {
     "reference": {"source": "behaviour", "update": None},
     "training": {"on_not_finite": "skip", "guards": [{"metric": "kl/reverse", "above": 1e6}]},
 }
-RUNS = {"blown-up": BLOWN_UP, "plain": PLAIN, "points": POINTS, "ramps": RAMPS, "reward": IN_THE_REWARD}
+LOOPS: dict[str, Any] = {
+    "rollout": {"temperature": {"schedule": [[1, 1.0], [3, 0.5]]}},
+    "objective": {
+        "kl_coef": {"target": 1e-3, "of": "kl/reverse", "start": 0.1},
+        "clip": {
+            "type": "dual",
+            "low": {"target": 0.1, "of": "clip_fraction/low", "start": 0.01, "gain": 1.0},
+            "high": {"target": 0.1, "of": "clip_fraction/high", "start": 0.02, "gain": 1.0},
+            "dual": {"schedule": [[1, 3.0], [4, 6.0]], "between": "linear"},
+        },
+    },
+    "reference": {
+        "source": "snapshot",
+        "update": {"every_steps": 2, "ema_decay": {"schedule": [[1, 0.5], [4, 0.9]]}, "reset_optimizer": True},
+    },
+    "training": {"entropy_coef": {"target": 0.5, "of": "entropy", "start": 0.01, "gain": 0.5}},
+}
+RUNS = {
+    "blown-up": BLOWN_UP,
+    "loops": LOOPS,
+    "plain": PLAIN,
+    "points": POINTS,
+    "ramps": RAMPS,
+    "reward": IN_THE_REWARD,
+}
+STAGES: dict[str, Any] = {"steps": STEPS, "checkpoint": {"every_steps": STEPS}, "optimizer": STEADY}
+FOLLOWED = {
+    "kl_coef": "kl/reverse",
+    "clip/low": "clip_fraction/low",
+    "clip/high": "clip_fraction/high",
+    "entropy_coef": "entropy",
+}
 SCHEDULED = ("kl_coef", "clip/low", "clip/high", "reference/every_steps")
 
 
@@ -60,7 +93,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(make_run(inputs, place / name, **{**changes, "training": training | changes.get("training", {})}))
         for name, changes in RUNS.items()
     ]
-    again = [f"{place / name}:{place / name}-again" for name in ("ramps", "blown-up")]
+    again = [f"{place / name}:{place / name}-again" for name in ("ramps", "blown-up", "loops")]
     finish(start([sys.executable, "-m", "tests.rpg.train_worker", *made, *again]), seconds=400)
     return place
 
@@ -114,6 +147,76 @@ def test_what_is_scheduled_is_on_record_at_every_step_and_nothing_else_is(runs: 
 def test_a_run_that_goes_on_in_the_middle_of_a_ramp_is_the_run_that_did_not_stop(runs: Path) -> None:
     assert same(weights(runs / "ramps"), weights(runs / "ramps-again"))
     assert metrics(runs / "ramps")["kl_coef"] == metrics(runs / "ramps-again")["kl_coef"]
+
+
+def test_each_closed_loop_moves_by_its_metric_of_the_step_before_and_goes_on_where_it_was(runs: Path) -> None:
+    recorded, again = metrics(runs / "loops"), metrics(runs / "loops-again")
+    loops = {SCHEDULED_METRICS[path]: loop for path, loop in loops_in(RunDirectory(runs / "loops").spec())}
+    assert {name: loop.of for name, loop in loops.items()} == FOLLOWED
+    for name, loop in loops.items():
+        assert recorded[name][0] == loop.start
+        for step in range(1, STEPS):
+            error = min(max(recorded[loop.of][step - 1] / loop.target - 1, -0.2), 0.2)
+            sign = -1 if name == "entropy_coef" else 1
+            assert recorded[name][step] == pytest.approx(recorded[name][step - 1] * (1 + sign * loop.gain * error))
+        assert len(set(recorded[name])) == STEPS, f"{name} did not move"
+        assert recorded[name] == again[name]
+    assert same(weights(runs / "loops"), weights(runs / "loops-again"))
+    assert state(runs / "loops") == state(runs / "loops-again")
+
+
+def state(run: Path) -> dict[str, Any]:
+    """The counters of the last checkpoint, with the loops' values."""
+    kept = json.loads((run / f"checkpoints/step-{STEPS:06}/trainer.json").read_text())
+    assert len(kept["loops"]) == len(FOLLOWED)
+    return dict(kept)
+
+
+def test_sampler_and_learner_have_the_temperature_of_the_step(runs: Path) -> None:
+    recorded = metrics(runs / "loops")
+    assert recorded["temperature"] == [1.0, 1.0, 0.5, 0.5]
+    assert recorded["clip/dual"] == [3.0, 4.0, 5.0, 6.0]
+    assert recorded["reference/ema_decay"] == [0.5, 0.5, 0.5, 0.9]
+    for row in rows(runs / "loops", "tokens"):
+        assert row["old_logprob"] == pytest.approx(row["rollout_logprob"], abs=1e-4), row["step"]
+    sharp = [value for step, value in enumerate(recorded["entropy"], 1) if step > 2]
+    assert max(sharp) < min(recorded["entropy"][:2]), "half the temperature, less entropy"
+
+
+def test_a_move_of_the_reference_clears_the_optimizer(runs: Path) -> None:
+    cleared, kept = (
+        {
+            name: max(
+                float(values.abs().max()) for key, values in pieces.items() if key.partition("|")[2].startswith(name)
+            )
+            for name in ("exp_avg", "exp_avg_sq", "weight")
+        }
+        for run in ("loops", "plain")
+        for pieces in [load_file(runs / run / f"checkpoints/step-{STEPS:06}/learner-rank00000.safetensors")]
+    )
+    assert (cleared["exp_avg"], cleared["exp_avg_sq"]) == (0, 0)
+    assert min(cleared["weight"], kept["exp_avg"], kept["exp_avg_sq"]) > 0
+
+
+@pytest.mark.more
+def test_every_zero_stage_clears_the_optimizer_alike(inputs: Path, tmp_path: Path) -> None:
+    update = {"every_steps": 1, "reset_optimizer": True}
+    moves = {"objective": {"type": "rpg", "kl_coef": 0.1}, "reference": {"source": "snapshot", "update": update}}
+    made = [
+        make_run(inputs, tmp_path / f"stage-{stage}", **moves, training=STAGES | {"zero_stage": stage})
+        for stage in range(4)
+    ]
+    kept = make_run(
+        inputs,
+        tmp_path / "kept",
+        **{**moves, "reference": {"source": "snapshot", "update": {"every_steps": 1}}},
+        training=STAGES,
+    )
+    finish(start([sys.executable, "-m", "tests.rpg.train_worker", *map(str, [*made, kept])]), seconds=400)
+    first, *others = (weights(run) for run in made)
+    for other in others:
+        assert all(torch.allclose(first[name], other[name], atol=1e-4) for name in first)
+    assert not all(torch.allclose(first[name], values, atol=1e-3) for name, values in weights(kept).items())
 
 
 def test_updates_without_a_finite_gradient_are_skipped_and_the_run_goes_on(runs: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_step_that_skips_responses_without_advantage_updates_the_same(trained:
 
 
 def same_first_step(one: Path, other: Path, *names: str) -> None:
-    """Weights after the first step, and some of its figures, but for the order of sums."""
+    """Weights after the first step, and some of its figures, equal except for the order of sums."""
     mine, theirs = (load_file(run / "weights/step-000001/model.safetensors") for run in (one, other))
     for name, weights in mine.items():
         np.testing.assert_allclose(weights, theirs[name], rtol=1e-4, atol=1e-5, err_msg=name)

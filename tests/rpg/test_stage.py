@@ -1,4 +1,4 @@
-"""The stages as processes: what they leave, and how they end."""
+"""The stages as processes: their results, and their ends."""
 
 import json
 import re

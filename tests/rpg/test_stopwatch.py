@@ -1,4 +1,4 @@
-"""Where the seconds of a step go."""
+"""The parts of a step's time."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A frozen model as the reference: exact gradients, the tokens' own logprobs, resumption, and what is refused."""
+"""A frozen model as the reference: exact gradients, the tokens' own logprobs, resumption, and errors."""
 
 import json
 from itertools import product

@@ -1,4 +1,4 @@
-"""Trouble in the middle of a run: how it ends, with which words and which cause, and what it can go on from."""
+"""Trouble in the middle of a run: its end, its message and cause, and the checkpoint to resume from."""
 
 import json
 import os
@@ -73,12 +73,12 @@ def runs(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 
 def ending(run_dir: Path, trouble: str) -> tuple[int, str]:
-    """The exit code of a run's start, and what it said."""
+    """Returns the exit code of a run's start, and its output."""
     return int((run_dir / f"{trouble}.code").read_text()), (run_dir / f"{trouble}.txt").read_text()
 
 
 def note(exits: Path, rank: int = 0) -> dict[str, Any]:
-    """What a rank noted of its end."""
+    """Returns a rank's record of its end."""
     return dict(json.loads((exits / f"rank-{rank:05}.json").read_text()))
 
 

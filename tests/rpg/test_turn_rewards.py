@@ -1,4 +1,4 @@
-"""Rewards of turns: what a response earns with them, and advantages by turn."""
+"""Rewards of turns: their part in a response's reward, and advantages by turn."""
 
 import math
 from typing import Any
@@ -33,7 +33,7 @@ def rollout(*rewards: float | None) -> Rollout:
 
 
 def step_of(*responses: tuple[float, Rollout], group_size: int = 2) -> StepRollouts:
-    """Responses with what they are scored, in groups."""
+    """Returns responses with their scores, in groups."""
     rollouts = [each for _, each in responses]
     groups = [
         RolloutGroup((4,), tuple(rollouts[first : first + group_size]), 0)

@@ -92,6 +92,7 @@ def moved(model: PreTrainedModel) -> PreTrainedModel:
 def open_engine(name: str, weights_dir: Path, *, max_concurrent: int = 128, max_length: int = MAX_LENGTH) -> Sampler:
     spec = {
         "transformers": TransformersRollout(max_concurrent=max_concurrent),
+        "engines": TransformersRollout(max_concurrent=max_concurrent, engines=3),
         "vllm": VllmRollout(engine="vllm", max_concurrent=max_concurrent, cpu_cache_gib=0.25),
         "dedicated": VllmRollout(
             engine="vllm", placement="dedicated", max_concurrent=max_concurrent, cpu_cache_gib=0.25

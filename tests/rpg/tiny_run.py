@@ -141,7 +141,7 @@ Started = subprocess.Popen[str] | Fork
 
 
 def finish(*processes: Started, expect: int = 0, seconds: float = 240) -> str:
-    """Waits for processes that must all end with one code; returns what the first one printed. Leaves none behind."""
+    """Waits for processes that must all end with one code; returns the first one's output. Leaves no process behind."""
     try:
         outputs = [process.communicate(timeout=seconds)[0] for process in processes]
     finally:
@@ -153,21 +153,21 @@ def finish(*processes: Started, expect: int = 0, seconds: float = 240) -> str:
 
 
 def train(run_dir: Path, *, expect: int = 0, ranks: int = 1) -> str:
-    """Trains until the processes end; returns what the first rank printed. Several ranks meet without a launcher."""
+    """Trains until the processes end; returns the first rank's output. Several ranks connect without a launcher."""
     command = [sys.executable, "-m", "rpg.train", str(run_dir)]
     environments = group_of(ranks) if ranks > 1 else [{}]
     return finish(*[start(command, environment) for environment in environments], expect=expect)
 
 
 def free_port() -> int:
-    """A TCP port at which nobody listens now."""
+    """Returns a TCP port without a listener."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def group_of(size: int) -> list[dict[str, str]]:
-    """Environment of each of so many ranks that meet without a launcher."""
+    """Returns the environment of each of this many ranks that connect without a launcher."""
     meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), KEY: new_key()}
     return [{**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 

@@ -1,4 +1,4 @@
-"""Several trainings in one process: `train_worker RUN_DIR...`. A:B goes on with run A from its last checkpoint but one,
+"""Several trainings in one process: `train_worker RUN_DIR...`. A:B continues run A from its second to last checkpoint,
 in a copy of its directory that is made at B."""
 
 import shutil
@@ -17,7 +17,7 @@ from rpg.train import _run
 
 
 def continued(original: Path, copy: Path) -> Path:
-    """The run as it was when the checkpoint before the last was written, records aside."""
+    """The run as it was when the second to last checkpoint was written, except for records."""
     shutil.copytree(original, copy, symlinks=True)
     (copy / "train.json").unlink()
     shutil.rmtree(max((copy / "checkpoints").glob("step-*")))

@@ -18,7 +18,7 @@ from rpg.train import main
 from specs.machine.parent import share_cores
 
 FOURTH = 4
-"""The batch whose sampling meets the trouble, where no other is named."""
+"""Default batch whose sampling meets the trouble."""
 LONG_SECONDS = 1.5
 
 
@@ -117,7 +117,7 @@ def meet(trouble: str, run_dir: Path) -> None:
 
 
 def train(trouble: str, run_dir: Path) -> int:
-    """Runs `python -m rpg.train RUN_DIR`, but for the trouble."""
+    """Runs `python -m rpg.train RUN_DIR`, with the trouble added."""
     if trouble == "set_back":
         return set_back.main(run_dir)
     if int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1:

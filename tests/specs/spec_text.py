@@ -46,7 +46,7 @@ def changed(old: str, new: str) -> str:
 
 
 def message(text: str | bytes, *overrides: str) -> str:
-    """What a user reads of a spec with something wrong."""
+    """Returns the error message of an invalid spec."""
     try:
         load_any(write(text), overrides)
     except SpecError as error:
@@ -55,5 +55,5 @@ def message(text: str | bytes, *overrides: str) -> str:
 
 
 def warnings(text: str) -> str:
-    """What a user is warned of."""
+    """Returns the warnings of a spec."""
     return render(load_any(write(text)).warnings, noun="warning")

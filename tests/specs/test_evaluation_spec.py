@@ -1,4 +1,4 @@
-"""An evaluation's file: the runs that it gives, what is said wrong of it, and that its runs speak of no training."""
+"""An evaluation's file: its runs, its errors, and the absence of training fields in its runs."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A spec may name what an installed package offers, and is told what is wrong with it like any other field."""
+"""A spec may name a variant of an installed package, and its errors are reported like those of any other field."""
 
 import json
 import re

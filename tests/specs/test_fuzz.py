@@ -239,7 +239,7 @@ def test_shipped_specs_with_lines_changed_at_random(tmp_path, monkeypatch):
     def refused_or_loaded(changed):
         nonlocal tried
         name, text = changed
-        # In the place of the one that was shipped: what it names by a path is there.
+        # Beside the shipped spec, so that the paths it names exist.
         monkeypatch.chdir((tmp_path / "specs" / name).parent)
         loads_or_is_refused(text.encode("utf-8", "replace"))
         tried += 1

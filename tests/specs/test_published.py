@@ -1,4 +1,4 @@
-"""What a spec leaves out takes the setting its objective was published with."""
+"""Left-out keys of a spec take the published setting of its objective."""
 
 import pytest
 from spec_text import changed, write

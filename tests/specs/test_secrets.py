@@ -147,7 +147,7 @@ def test_a_document_that_an_earlier_version_froze_with_its_secret_still_opens():
 @pytest.mark.parametrize("name", ["A=1; touch X; export B", "", "1A", "A-B", "A B", "A\\nB", "É"])
 def test_a_variable_has_the_name_of_one(name):
     text = message(GOOD + LAUNCHER.format(f'"{name}": x'))
-    assert "is no name of a variable" in text
+    assert "is not the name of a variable" in text
 
 
 def test_a_value_that_no_variable_can_hold_is_refused():

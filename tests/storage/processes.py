@@ -1,4 +1,4 @@
-"""What the tests of concurrency run in processes of their own. Each function returns or is killed."""
+"""Programs that the tests of concurrency run in separate processes. Each function returns or is killed."""
 
 import contextlib
 import ctypes
@@ -41,7 +41,7 @@ def write_steps(root: Path, run_id: str, steps: int) -> None:
 
 
 def ingest_until(root: Path, stop: Path) -> None:
-    """An ingester that goes on until a file appears, merges at every fourth segment and deletes at once."""
+    """An ingester that continues until a file appears, merges at every fourth segment and deletes at once."""
     compaction.MOST_SMALL = 4
     while not stop.exists():
         ingest(root, compact="a-1", keep_seconds=0.0)
@@ -102,7 +102,7 @@ def hold_open(path: Path, held: "Queue[bool]", stop: Path) -> None:
 
 
 def train_on(root: Path, run_id: str, attempt: int, recorded: ctypes.c_longlong) -> None:
-    """A trainer that is there to be killed. It goes on after the last step that it said was recorded."""
+    """A trainer that is there to be killed. It continues after the last step that it reported as recorded."""
     run = RecordedRun(root, run_id)
     first = recorded.value
     run.start(attempt, resumed_from_step=first)
@@ -121,14 +121,14 @@ def ingest_on(root: Path, run_id: str) -> None:
 
 
 def compact_on(root: Path, run_id: str) -> None:
-    """A compactor that is there to be killed. It makes one file a table of what there is, and deletes at once."""
+    """A compactor that is there to be killed. It merges all segments into one file per table, and deletes at once."""
     while True:
         ingest(root, compact=run_id, whole=True, keep_seconds=0.0)
         time.sleep(0.05)
 
 
 def train_at_a_rate(root: Path, run_id: str, steps_a_second: float, stop: Path) -> None:
-    """A trainer of so many steps a second, each of responses and tokens as many as a small batch has."""
+    """A trainer of this many steps per second, each of responses and tokens as many as a small batch has."""
     run = RecordedRun(root, run_id, status="running")
     run.start(1)
     begun = time.monotonic()
@@ -143,7 +143,7 @@ def train_at_a_rate(root: Path, run_id: str, steps_a_second: float, stop: Path) 
 
 
 def ingest_each_second(root: Path, run_ids: Sequence[str], stop: Path) -> None:
-    """The ingester of runs under way. It deletes at once what it merged."""
+    """The ingester of active runs. It deletes merged segments at once."""
     while not stop.exists():
         for run_id in run_ids:
             ingest(root, compact=run_id, keep_seconds=0.0)

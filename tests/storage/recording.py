@@ -125,7 +125,7 @@ class RecordedRun:
         self.flush()
 
     def evaluate_on_the_way(self, step: int, accuracy: float, fingerprint: str = FINGERPRINT) -> None:
-        """What the present attempt measured at a step, flushed."""
+        """Records the present attempt's metrics of a step, flushed."""
         base = (self.run_id, fingerprint, step, "sums")
         measure = EvaluationRow(*base, "mean@8", accuracy, 0.0, 1.0, 200, 8, self.attempt)  # type: ignore[arg-type]
         texts = ("1+1=", str(accuracy), "2", None)
@@ -196,7 +196,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def rollout_columns(step: int, rollouts: int, tokens: int, reward: float) -> dict[str, Any]:
-    """Rows of `rollouts`: so many responses of so many tokens each."""
+    """Returns rows of `rollouts`: this many responses of this many tokens each."""
     return {
         "step": [step] * rollouts,
         "rollout_id": list(range(rollouts)),
@@ -234,6 +234,7 @@ def token_columns(step: int, rollouts: int, tokens: int) -> dict[str, Any]:
         "clipped": False,
         "entropy": 1.0,
         "sampled": True,
+        "policy_version": step - 1,
     }
 
 

@@ -1,4 +1,4 @@
-"""Files of a record that are damaged, gone, or no files: what they stop, and what `check` says of them."""
+"""Files of a record that are damaged, missing, or not files: their effects, and the report of `check`."""
 
 import json
 import os
@@ -382,7 +382,7 @@ def test_a_text_of_a_row_that_is_no_verdict_breaks_no_view_and_is_named(tmp_path
 
 
 def rewrite(run: Path, table: str, **values: str) -> None:
-    """Writes a run's segments of a table anew with these values in all rows."""
+    """Rewrites a run's segments of a table with these values in all rows."""
     for path in run.glob(f"**/segments/{table}/*.parquet"):
         rows = pq.read_table(path)
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""Every table, view and column says what it means, on the page and in the database."""
+"""Every table, view and column has a description, on the page and in the database."""
 
 from pathlib import Path
 

@@ -459,7 +459,7 @@ def test_an_unreadable_attempt_is_reported(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path, "a-1")
     run.start(1)
     write_json(run.path / "attempts" / "0002.json", {})
-    assert "does not say which step it resumed from" in check(tmp_path)[0]
+    assert "does not name the step it resumed from" in check(tmp_path)[0]
 
 
 @pytest.mark.more

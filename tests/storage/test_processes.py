@@ -1,4 +1,4 @@
-"""Many processes on one home: nobody sees a row twice or misses one, and a killed ingester costs nothing."""
+"""Many processes on one home: no reader sees a row twice or misses one, and a killed ingester costs nothing."""
 
 import contextlib
 import itertools
@@ -169,7 +169,8 @@ def test_learning_curves_take_under_half_a_second_once_the_trainers_have_ended(
 
 
 def ask_while_trainers_write(root: Path, spawn: "multiprocessing.context.ForkServerContext", queries: int) -> None:
-    """Two trainers, an ingester that merges what they write, and eight readers of so many queries each, all at once."""
+    """Two trainers, an ingester that merges their segments, and eight readers of this many queries each, all at
+    once."""
     run_ids, faults = ("a-1", "a-2"), spawn.Queue()
     stop_writing, stop = root / "stop-writing", root / "stop"
     trainers = [

@@ -1,4 +1,4 @@
-"""Where a run's settings come from and what it was made with, as rows."""
+"""The origins of a run's settings, and its code, packages and machine, as rows."""
 
 import hashlib
 import shutil

@@ -64,7 +64,7 @@ def test_the_place_is_rpg_home_or_dot_rpg_here(home: Path, monkeypatch: pytest.M
     assert open_record().sql(count).rows == [(1,)]
     monkeypatch.setenv("RPG_HOME", str(home / "other"))
     assert open_record().sql(count).rows == [(0,)]
-    with pytest.raises(RpgError, match="is no directory; `open_record` takes a home, or the URL of a Prefect server"):
+    with pytest.raises(RpgError, match="is not a directory; `open_record` takes a home"):
         open_record("nowhere")
 
 
@@ -73,9 +73,9 @@ def test_a_record_has_limits(home: Path) -> None:
     with open_record(home, timeout=0.2, memory="100MB") as record:
         with pytest.raises(QueryError, match="time limit"):
             record.sql("select count(*) from range(1000000) a, range(1000000) b where a.range * b.range % 7 = 3")
-        with pytest.raises(QueryError, match="only be read"):
+        with pytest.raises(QueryError, match="read-only"):
             record.sql("drop table runs")
-    with pytest.raises(QueryError, match="no size of memory"):
+    with pytest.raises(QueryError, match="not a size of memory"):
         open_record(home, memory="much")
 
 

@@ -1,4 +1,4 @@
-"""Queries over a home: what the contract promises, before and after ingesting."""
+"""Queries over a home: the promised tables and views, before and after ingesting."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -246,7 +246,7 @@ def test_a_path_with_brackets_and_quotes_is_read_as_it_stands(tmp_path: Path) ->
         ("copy (select 1) to 'x.csv'", "COPY is not a query"),
         ("set threads = 1", "SET is not a query"),
         ("attach 'x.db'", "ATTACH is not a query"),
-        ("select * from read_text('/etc/passwd')", "reaches for something outside the store"),
+        ("select * from read_text('/etc/passwd')", "accesses something outside the store"),
         ("select 1/0::int + 'x'", "Conversion Error"),
     ],
 )

@@ -14,12 +14,12 @@ def cancel(
     grace: Annotated[float, typer.Option(help="Seconds after which it is stopped in the middle of a step.")] = 5.0,
     profile: Annotated[
         str,
-        typer.Option(help="On a server, whoever has submitted it: a Prefect API's URL or a Prefect profile's name."),
+        typer.Option(help="Cancel on a server, also runs of others: a Prefect API's URL or a Prefect profile's name."),
     ] = "",
 ) -> None:
     """Stops a run after the current step or after --grace seconds, whichever is first; a study as `rpg study cancel`.
 
-    A submitted run is stopped wherever a worker executes it. Exits 1 if it has not stopped in the end.
+    A submitted run is stopped wherever a worker executes it. Exits 1 if it did not stop.
     """
     import sys
 

@@ -61,12 +61,12 @@ def certify(
 def _catalogue() -> "dict[str, list[Named]]":
     """Returns heading -> (name, certificates) of every objective."""
     from pipelines.cli.certificate_table import by_kind
-    from rpg.certificate.catalogue import catalogue
+    from rpg.certificate.catalogue import certified_objectives
     from rpg.certificate.certificate import certify_over_training
 
     return {
         name: [(label, certify_over_training(objective)) for label, objective in rows]
-        for heading, items in catalogue().items()
+        for heading, items in certified_objectives().items()
         for name, rows in by_kind(heading, items).items()
     }
 
@@ -97,7 +97,8 @@ def _of_spec(file: Path, overrides: list[str]) -> "dict[str, list[Named]]":
     beside: dict[str, Named] = {}
     for cell, left_out, short in zip(cells, left, cell_labels(varied), strict=True):
         objective, turns = cell.experiment.objective, turns_of(cell.experiment)
-        key = objective.model_dump_json(), turns, json.dumps(left_out, sort_keys=True)
+        read = [left_out, cell.experiment.rollout.partial]
+        key = objective.model_dump_json(), turns, json.dumps(read, sort_keys=True)
         if key in named:
             continue
         if issue := refused(objective):

@@ -35,8 +35,8 @@ def compare(
         list[str], typer.Argument(metavar="RUN...", help="Runs, experiments or studies: groups of seeds.")
     ],
     profile: ServerRecord = "",
-    everything: Annotated[bool, typer.Option("--all", help="Every field that differs and every figure.")] = False,
-    kind: Annotated[TableFormat, typer.Option("--format", help="How the table of results is written.")] = (
+    everything: Annotated[bool, typer.Option("--all", help="Show every differing field and every figure.")] = False,
+    kind: Annotated[TableFormat, typer.Option("--format", help="Format of the table of results.")] = (
         TableFormat.table
     ),
     rows: Rows = None,

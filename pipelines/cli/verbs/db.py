@@ -45,7 +45,7 @@ def compact(
 
 @group.command()
 def check(
-    full: Annotated[bool, typer.Option(help="Read every file, and not those alone that changed.")] = False,
+    full: Annotated[bool, typer.Option(help="Read every file, not only changed ones.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Reports damage to the DuckDB file, its source files or published results, and the consequences for answers. Exit

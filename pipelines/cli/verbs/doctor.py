@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def doctor(
     file: Annotated[Path | None, typer.Argument(help="A spec: what its launcher reaches is looked at too.")] = None,
     gpu: Annotated[
-        bool, typer.Option("--gpu", help="Real work of minutes on this node's GPUs, or where the spec's ranks run.")
+        bool, typer.Option("--gpu", help="Test real work for minutes on this node's GPUs, or on the spec's machines.")
     ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,

@@ -18,7 +18,10 @@ def init(
     directory: Annotated[Path, typer.Argument(help="Where to write.")] = Path(),
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Problems, .jsonl, .csv, .tsv or .parquet: the spec names its columns."),
+        typer.Option(
+            metavar="FILE",
+            help="Problems, .jsonl, .json, .csv, .tsv or .parquet, or a dataset of the Hub, a directory or an id.",
+        ),
     ] = None,
     prompt: Annotated[
         str,
@@ -39,7 +42,13 @@ def init(
         ),
     ] = "",
     reward: Annotated[
-        str, typer.Option(metavar="NAME", help="With --data: the reward, by name or as a .py file; else exact_match.")
+        str,
+        typer.Option(
+            metavar="NAME", help="With --data: the reward, by name or as FILE.py or FILE.py:FUNCTION; else exact_match."
+        ),
+    ] = "",
+    split: Annotated[
+        str, typer.Option(metavar="NAME", help="With a dataset of the Hub: the part to train on, if it is not train.")
     ] = "",
 ) -> None:
     """Writes a commented spec to start from, the schema with which editors complete it, and a .gitignore.
@@ -53,13 +62,13 @@ def init(
     from specs.errors import Issue, SpecError
     from specs.json_schema import json_schema
 
-    if (model or reward or prompt or answer) and not data:
-        options = "--prompt, --answer, --model and --reward"
+    if (model or reward or prompt or answer or split) and not data:
+        options = "--prompt, --answer, --model, --reward and --split"
         raise typer.BadParameter(f"{options} are of a spec about one's own file: name it with --data")
     if data:
         from pipelines.cli.own_spec import own_spec
 
-        text = own_spec(data, model, reward or "exact_match", directory, prompt=prompt, answer=answer)
+        text = own_spec(data, model, reward or "exact_match", directory, prompt=prompt, answer=answer, split=split)
     else:
         starter = Path(specs.__file__).parent / "experiments" / "starter.yaml"
         _, _, text = starter.read_text(encoding="utf-8").partition("\n")

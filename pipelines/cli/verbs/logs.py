@@ -11,7 +11,7 @@ from pipelines.cli.options import RunsName, ServerRecord
 
 def logs(
     name: RunsName,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as the runs write, until they end.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the output until the runs end.")] = False,
     stage: Annotated[str | None, typer.Option(help="Only this stage's log.")] = None,
     profile: ServerRecord = "",
 ) -> None:

@@ -14,9 +14,11 @@ def push(
     run: RunId,
     to: Annotated[str, typer.Option("--to", metavar="ID", help="The Hub's name of the model, NAMESPACE/NAME.")],
     checkpoint: Annotated[
-        str, typer.Option(metavar="STEP|best|last", help="Which exported weights; best: by accuracy.")
+        str, typer.Option(metavar="STEP|best|last", help="Exported weights to push; best means by accuracy.")
     ] = "last",
-    private: Annotated[bool, typer.Option("--private/--public", help="Who can read it; private unless told.")] = True,
+    private: Annotated[
+        bool, typer.Option("--private/--public", help="Visibility of the model; private by default.")
+    ] = True,
     dry_run: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write what would be pushed to this new directory; send nothing.")
     ] = None,
@@ -25,7 +27,7 @@ def push(
 
     HF_ENDPOINT names the Hub; the token is that of `hf auth login` or HF_TOKEN. A model trained as an adapter is pushed
     merged, with the adapter beside it. Exits 1 if the Hub was unreachable; it then has no part of the model, and a
-    repository that was created for the push is deleted again.
+    repository that was created for the push is deleted.
     """
     import sys
 

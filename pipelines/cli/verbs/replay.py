@@ -21,7 +21,7 @@ def replay(
     objective: Annotated[
         list[str] | None,
         typer.Option(
-            help="A mapping (`{type: grpo}`), a file that holds one, or an experiment's spec file; may be given several"
+            help="A mapping (`{type: grpo}`), a file with one, or an experiment's spec file; may be given several"
             " times. Without it, the run's own objective."
         ),
     ] = None,
@@ -32,7 +32,7 @@ def replay(
         list[str] | None,
         typer.Option(
             metavar="PATH=VALUES",
-            help="Each value in turn: objective.clip.low=0.1,0.2,0.3; of several sweeps every combination.",
+            help="Replay with each value: objective.clip.low=0.1,0.2,0.3; with several sweeps, every combination.",
         ),
     ] = None,
     step: Annotated[list[int] | None, typer.Option(help="Only this step; may be given several times.")] = None,
@@ -41,20 +41,20 @@ def replay(
         bool,
         typer.Option(
             "--gradients",
-            help="Also the gradients by the model's parameters, at the weights of kept checkpoints: of the last step"
-            " that has one, or of the chosen ones. Runs the model.",
+            help="Also compute the gradients by the model's parameters, at the weights of kept checkpoints. The steps"
+            " are the last one with a checkpoint, or the chosen ones. Runs the model.",
         ),
     ] = False,
     at: Annotated[
         str,
         typer.Option(
             metavar="start|end",
-            help="With --gradients: at the weights with which the step started, as without this option, or at those"
-            " with which it ended, where ratios are not 1 and clips act.",
+            help="With --gradients: at the step's initial weights (the default), or at its final ones, at which"
+            " ratios differ from 1 and clips act.",
         ),
     ] = "",
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Writes an HTML page with the figures over what is swept.")
+        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with the figures over the swept values.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -94,8 +94,8 @@ def replay(
         home, run_id, others, chosen=chosen, gradients=Moment(at or Moment.start) if gradients else None
     )
     if not replays[0].reproduction.holds:
-        print(f"warning: the run's own objective does not give back what was recorded: {replays[0].reproduction}; other"
-              " code wrote it, or its spec was changed", file=sys.stderr)  # fmt: skip
+        print(f"warning: the run's own objective does not reproduce the record: {replays[0].reproduction}; other code"
+        " wrote it, or its spec was changed", file=sys.stderr)  # fmt: skip
     if plot:
         write_bytes(page(replays).encode(), plot)
     several = bool(sweep) or len(objective or ()) > 1

@@ -39,7 +39,9 @@ def report(
     safe_csv: SafeCsv = False,
     serve: Annotated[bool, typer.Option("--serve", help="Show all reports in a browser, until Ctrl-C.")] = False,
     host: Annotated[str, typer.Option(help="With --serve: the address to serve at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="With --serve; 0: 4202, or a free one if that is taken.")] = 0,
+    port: Annotated[
+        int, typer.Option(help="With --serve: the port; 0 means 4202, or a free one if that is in use.")
+    ] = 0,
 ) -> None:
     """Writes one self-contained HTML page with plots and prints its path.
 

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 def resume(
     name: RunsName,
     prove: Annotated[
-        bool, typer.Option("--prove", help="Train again from a checkpoint, aside, and compare with the record.")
+        bool, typer.Option("--prove", help="Train again from a checkpoint, in a copy, and compare with the record.")
     ] = False,
     steps: Annotated[
-        int, typer.Option(min=0, help="With --prove: how many; 0: from the last checkpoint but one to the last.")
+        int,
+        typer.Option(
+            min=0, help="With --prove: number of steps; 0 means from the second to last checkpoint to the last."
+        ),
     ] = 0,
 ) -> None:
     """Resumes a run from its last checkpoint, with the spec it was started with.

@@ -49,8 +49,8 @@ def rm(name: RunsName, yes: Yes = False) -> None:
 def _still_needed(by: Sequence[str]) -> str:
     """Returns the warning about the runs that need the deleted model."""
     lines = [
-        f"{_count(len(by))} measured these weights or began from them; what was recorded then stays, but the weights"
-        " cannot be measured again:",
+        f"{_count(len(by))} evaluated these weights or started from them; their records are kept, but the weights"
+        " cannot be evaluated again:",
         *(f"  {run_id}" for run_id in by[:_LISTED]),
         *([f"  and {len(by) - _LISTED} more"] if len(by) > _LISTED else []),
     ]

@@ -14,15 +14,15 @@ _STAGES = ("data", "base", "train", "evaluate", "report")
 def run(
     file: ExperimentFile,
     stage: Annotated[
-        str, typer.Argument(metavar="[STAGE]", help="With --fresh: make this stage anew, and those after it.")
+        str, typer.Argument(metavar="[STAGE]", help="With --fresh: compute this stage and those after it again.")
     ] = "",
     overrides: Overrides = None,
     parallel: Parallel = "1",
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Make anew what is done: all stages, or STAGE and those after it.")
+        bool, typer.Option("--fresh", help="Compute finished results again: all stages, or STAGE and those after it.")
     ] = False,
     accept_code: Annotated[
-        bool, typer.Option("--accept-code", help="Take what is done as it is, though the code differs by now.")
+        bool, typer.Option("--accept-code", help="Reuse finished results although the code has changed since.")
     ] = False,
 ) -> None:
     """Runs the experiment here, with progress on stderr. Finished work is reused.
@@ -41,9 +41,9 @@ def run(
     from specs.loader import load_document
 
     if stage and not fresh:
-        raise typer.BadParameter(f"a stage is given with --fresh alone: rpg run {file} --fresh {stage}")
+        raise typer.BadParameter(f"a stage needs --fresh: rpg run {file} --fresh {stage}")
     if stage and stage not in _STAGES:
-        raise typer.BadParameter(f"{stage!r} is no stage: {', '.join(_STAGES)}")
+        raise typer.BadParameter(f"{stage!r} is not a stage: {', '.join(_STAGES)}")
     document = load_document(file, tuple(overrides or ()))
     if fresh or accept_code:
         made_anew = _STAGES[_STAGES.index(stage or _STAGES[0]) :] if fresh else ()

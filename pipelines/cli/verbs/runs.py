@@ -14,10 +14,11 @@ def runs(
         str | None, typer.Option(help="Only the runs of this experiment, NAME@VERSION or study.")
     ] = None,
     status: Annotated[
-        str | None, typer.Option(help="Only runs that are so: pending, running, finished, failed, cancelled, crashed.")
+        str | None,
+        typer.Option(help="Only runs with this status: pending, running, finished, failed, cancelled, crashed."),
     ] = None,
     disk: Annotated[
-        bool, typer.Option("--disk", help="What each run takes on the disk instead, the largest last.")
+        bool, typer.Option("--disk", help="Show the disk space of each run instead, the largest last.")
     ] = False,
     profile: ServerRecord = "",
     as_json: AsJson = False,

@@ -8,8 +8,8 @@ import typer
 
 from pipelines.cli.options import AsJson, RunId, ServerRecord
 
-_ALL = "All of it: spec, launch, stages, metrics, evaluations, certificate, events and files."
-_ORIGIN = "Where each value of its spec comes from, and with which code, packages and machine it was made."
+_ALL = "Show everything: spec, launch, stages, metrics, evaluations, certificate, events and files."
+_ORIGIN = "Show the origin of each value of its spec, and its code, packages and machine."
 _SAMPLE = "Responses of training instead: those with the highest and the lowest reward of its last recorded step."
 _DATASET = "With --sample: responses of the evaluation on this set, of the last step that it measured."
 
@@ -21,7 +21,7 @@ def show(
     sample: Annotated[bool, typer.Option("--sample", help=_SAMPLE)] = False,
     dataset: Annotated[str, typer.Option(metavar="NAME", help=_DATASET)] = "",
     step: Annotated[int | None, typer.Option(min=0, metavar="N", help="With --sample: the step.")] = None,
-    response: Annotated[int | None, typer.Option(min=0, metavar="N", help="With --sample: this one alone.")] = None,
+    response: Annotated[int | None, typer.Option(min=0, metavar="N", help="With --sample: only this response.")] = None,
     profile: ServerRecord = "",
     as_json: AsJson = False,
 ) -> None:

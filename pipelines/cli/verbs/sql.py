@@ -30,13 +30,18 @@ def sql(
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")] = None,
     timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Stop a query that takes longer; 0: never.")
+        float, typer.Option(min=0, metavar="SECONDS", help="Stop a query that takes longer; 0 disables the limit.")
     ] = 60,
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of a query, as 4GiB; without it a quarter of the machine's.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Most memory of a query, such as 4GiB; by default a quarter of the machine's memory."
+        ),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Ask again and again, until Ctrl-C.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often --watch asks.")] = 2,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat the query until Ctrl-C.")] = False,
+    every: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between repetitions with --watch.")
+    ] = 2,
     only: Rows = None,
     digits: Digits = None,
     profile: ServerRecord = "",

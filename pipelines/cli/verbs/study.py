@@ -25,7 +25,7 @@ def run(
     file: StudyFile,
     overrides: Overrides = None,
     parallel: Annotated[
-        int, typer.Option("--parallel", metavar="N", min=0, help="Trials at a time; 0: as the study says.")
+        int, typer.Option("--parallel", metavar="N", min=0, help="Concurrent trials; 0 means the study's `parallel`.")
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -43,7 +43,7 @@ def run(
     try:
         data = run_study_here(load_study_document(file, overrides or ()), home, parallel, own_process=True)
     except StudyInterruptedError:
-        typer.echo("stopped; the same command goes on from here", err=True)
+        typer.echo("stopped; the same command continues from here", err=True)
         raise typer.Exit(130) from None
     from pipelines.studies.answers.answer import answer
     from pipelines.studies.answers.report import write_study_report
@@ -66,7 +66,10 @@ def submit(
     file: StudyFile,
     overrides: Overrides = None,
     parallel: Annotated[
-        int, typer.Option("--parallel", metavar="N", min=0, help="Flow runs that share the study; 0: as it says.")
+        int,
+        typer.Option(
+            "--parallel", metavar="N", min=0, help="Flow runs that share the study; 0 means the study's `parallel`."
+        ),
     ] = 0,
     pool: Pool = "",
     profile: Profile = "",
@@ -85,14 +88,16 @@ def submit(
 @group.command()
 def cancel(
     name: Name,
-    grace: Annotated[float, typer.Option(help="Seconds for what runs to save its state before it is killed.")] = 5.0,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that running work has to save its state before it is killed.")
+    ] = 5.0,
     profile: Annotated[
         str,
-        typer.Option(help="On a server, whoever has submitted it: a Prefect API's URL or a Prefect profile's name."),
+        typer.Option(help="Cancel on a server, also runs of others: a Prefect API's URL or a Prefect profile's name."),
     ] = "",
 ) -> None:
     """Stops a study, started or not, wherever its workers are: the state of its training is saved, and the next run or
-    submission continues the study. Exits 1 if it has not stopped in the end."""
+    submission continues the study. Exits 1 if it did not stop."""
     from pipelines.home.home import Home
     from pipelines.prefect.flows.stop import NotStoppedError
     from pipelines.studies.workers import cancel_study
@@ -253,7 +258,7 @@ def _row(home: Home, record: StudyRecord) -> tuple[str, ...]:
 
 def _counts(record: StudyRecord) -> str:
     """Returns the number of ended trials, out of all, by ending."""
-    others = [f"{number} {state}" for state in ("pruned", "failed") if (number := record.count(state))]
+    others = [f"{number} {state}" for state in ("pruned", "failed", "cancelled") if (number := record.count(state))]
     return ", ".join([f"{record.num_ended}/{record.trials_wanted}", *others])
 
 

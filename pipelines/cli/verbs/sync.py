@@ -11,7 +11,7 @@ from pipelines.cli.options import RunsName
 
 def sync(
     name: RunsName,
-    again: Annotated[bool, typer.Option("--all", help="Send what they have, too.")] = False,
+    again: Annotated[bool, typer.Option("--all", help="Send records again that the sinks already have.")] = False,
 ) -> None:
     """Sends missing records to TensorBoard, Weights & Biases and MLflow, as the experiment's `sinks` say.
 

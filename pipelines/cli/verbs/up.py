@@ -15,18 +15,20 @@ if TYPE_CHECKING:
 def up(
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="Of the Prefect dashboard; 0: the last one, at first 4200, or a free one."),
+        typer.Option(
+            min=0, max=65535, help="Port of the Prefect dashboard; 0 means the last one, at first 4200, or a free one."
+        ),
     ] = 0,
     profile: Annotated[
         Literal["embedded", "server"] | None,
         typer.Option(help="embedded: SQLite, the default. server: PostgreSQL, Redis, a page of all reports."),
     ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="How many; 0: one.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Number of workers; 0 means one.")] = 0,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay until it ends, for a unit file or a container.")
+        bool, typer.Option("--foreground", help="Stay in the foreground, for a unit file or a container.")
     ] = False,
     new_password: Annotated[
-        bool, typer.Option("--new-password", help="Give people new passwords; the former ones open nothing any more.")
+        bool, typer.Option("--new-password", help="Create new passwords; the old ones stop working.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

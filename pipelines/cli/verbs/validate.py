@@ -21,7 +21,7 @@ def validate(
     files: Annotated[list[Path], typer.Argument(help="Spec files: experiments, studies or evaluations.")],
     overrides: Overrides = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Look at the data's first rows, the model and its tokenizer too.")
+        bool, typer.Option("--deep", help="Also check the data's first rows, the model and its tokenizer.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -11,11 +11,13 @@ from pipelines.cli.options import Profile
 
 def worker(
     pool: Annotated[
-        str, typer.Option(help="The work pool to take flow runs from; made where the server has none.")
+        str, typer.Option(help="Work pool to take flow runs from; created if the server has no such pool.")
     ] = "rpg",
     limit: Annotated[
         str,
-        typer.Option(metavar="N|auto", help="Runs at once; auto: one a GPU slot of this machine, one without GPUs."),
+        typer.Option(
+            metavar="N|auto", help="Concurrent runs; auto: one per GPU slot of this machine, one without GPUs."
+        ),
     ] = "1",
     grace: Annotated[
         float,
@@ -23,7 +25,7 @@ def worker(
             min=0.0,
             envvar="RPG_WORKER_GRACE",
             metavar="SECONDS",
-            help="How long a run has to save, once the worker is asked to end, or the run suspended.",
+            help="Seconds that a run has to save its state after the worker is asked to stop or the run is suspended.",
         ),
     ] = 60.0,
     profile: Profile = "",

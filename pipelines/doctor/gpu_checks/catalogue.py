@@ -34,7 +34,8 @@ CHECKS = (
         "step_zero_2",
         "speed.step_at_zero_2",
         "a training step has a rate and a memory as estimated",
-        "nvidia-smi shows clocks, temperature and other processes; resources.memory_gib tells `rpg plan` what is free",
+        "nvidia-smi shows clocks, temperature and other processes; resources.memory_gib sets the free memory for `rpg"
+        " plan`",
         scope="all",
     ),
     Check(

@@ -151,4 +151,4 @@ def _check_sentinel_fires(sampler: Sampler, sentinel: Sentinel, learner: PreTrai
         sentinel.check(sampler, lambda ids, prompt: model_logprobs(learner, ids, prompt_length=prompt))
     except StaleEngineError:
         return
-    raise CheckFailedError("an engine that was not given the learner's weights is not noticed")
+    raise CheckFailedError("the check does not detect an engine without the learner's weights")

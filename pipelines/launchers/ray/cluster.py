@@ -49,7 +49,7 @@ def connected(launcher: RayLauncher) -> Iterator[Any]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         what = " ".join(str(error).split()) or repr(error)
-        raise ClusterError(f"no Ray cluster lets this command in at {address}: {what}") from None
+        raise ClusterError(f"no Ray cluster accepts this command at {address}: {what}") from None
     try:
         yield ray
     finally:

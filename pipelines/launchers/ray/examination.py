@@ -28,7 +28,7 @@ from specs.errors import Issue
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import RayLauncher
 
-OPEN_PORTS = "Ray's ports run code for whoever reaches them: keep them behind a firewall, or set RAY_AUTH_MODE=token"
+OPEN_PORTS = "Ray's ports run code of anyone who can connect: keep them behind a firewall, or set RAY_AUTH_MODE=token"
 
 
 def examine_installation() -> Iterator[Finding]:
@@ -90,7 +90,7 @@ def _room(experiment: Experiment) -> tuple[list[Issue], int]:
         with connected(launcher) as ray:
             wanted = bundles(experiment, launcher.nodes, gpus=on_gpus(ray, experiment))
             if not launcher.autoscaling and (why := lacking(ray, wanted)):
-                hint = "ask for less, or write autoscaling: true where the cluster adds nodes"
+                hint = "ask for less, or write autoscaling: true if the cluster adds nodes"
                 return [Issue("the Ray cluster cannot hold the run", ("launcher",), given=why, hint=hint)], 0
             return [], launches(ray, wanted)
     except ClusterError as error:

@@ -51,7 +51,7 @@ from specs.schema.launchers import RayLauncher
 _LOOK_SECONDS = 2.0
 """Seconds between two checks for nodes that will leave soon."""
 _PATH = ("launcher",)
-_RESUME = "the run saves its state and ends: `rpg resume {}` goes on from another node"
+_RESUME = "the run saves its state and ends: `rpg resume {}` continues from another node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class RayHead:
             if not losses.add(self.directory, self.launcher.restarts):
                 return ending.code
             origin = (losses.stood_at if self.stage == "train" else "") or "the beginning"
-            say(f"goes on from {origin} in {ending.fence_seconds:.0f} s (loss {losses.losses})")
+            say(f"continues from {origin} in {ending.fence_seconds:.0f} s (loss {losses.losses})")
             self.wait(ending.fence_seconds)
             forget_exits(self.directory)
             number += 1
@@ -285,7 +285,7 @@ class RayHead:
             if not asked_to_stop and (self.stopping or (going := self.leaving())):
                 asked_to_stop = True
                 if going:
-                    say(f"{going}: about to be taken away; the run saves its state and goes on elsewhere")
+                    say(f"{going}: about to be taken away; the run saves its state and continues elsewhere")
                 for connection in connections:
                     connection.order("stop")
             receive_until(lambda: False, connections, POLL_SECONDS)

@@ -72,7 +72,7 @@ class SlurmHead:
             while job_state(job) in ALIVE and not self._stopping:
                 time.sleep(_POLL_SECONDS)
             return ""
-        _say(f"goes on with job {job}, which is {job_state(job)}")
+        _say(f"continues with job {job}, which is {job_state(job)}")
         return job
 
     def _work(self) -> dict[str, object]:

@@ -23,7 +23,6 @@ JOB_MODULE = "pipelines.launchers.slurm.job"
 ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD")
 """States of a job that runs or will run."""
 _PROJECT = Path(__file__).parents[3]
-_GPU_OPTIONS = ("--gres", "--gpu", "-G", "--tres-per")
 _COMMAND_SECONDS = 60.0
 
 
@@ -114,9 +113,10 @@ def batch_options(experiment: Experiment, run_directory: Path, stage: LaunchedSt
         options.append(f"--time={launcher.time_limit_minutes}")
     if experiment.resources.threads:
         options.append(f"--cpus-per-task={experiment.resources.threads * max(per_node, engines)}")
-    asks_for_gpus = any(option.startswith(_GPU_OPTIONS) for option in launcher.options)
     device = experiment.resources.device
-    if not asks_for_gpus and (device == "cuda" or (device == "auto" and _partition_has_gpus(launcher.partition))):
+    if not launcher.asks_for_gpus and (
+        device == "cuda" or (device == "auto" and _partition_has_gpus(launcher.partition))
+    ):
         of_engines = engines * experiment.rollout.gpus_per_sampler
         options.append(f"--gpus-per-node={max(experiment.gpus_beside(per_node), of_engines)}")
     return [*options, *launcher.options]
@@ -140,7 +140,7 @@ def batch_script(experiment: Experiment, run_directory: Path) -> str:
     plain = {name: value for name, value in launcher.environment.items() if not is_reference(value)}
     variables = plain | {"PYTHONPATH": path}
     if unfit := [name for name in variables if not re.fullmatch(VARIABLE_NAME, name)]:
-        raise ValueError(f"launcher.environment: {unfit[0]!r} is no name of a variable")
+        raise ValueError(f"launcher.environment: {unfit[0]!r} is not the name of a variable")
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     # exec: the signal before the time limit is for the process that Slurm started.
     start = shlex.join([launcher.python or sys.executable, "-P", "-u", "-m", JOB_MODULE, str(run_directory)])

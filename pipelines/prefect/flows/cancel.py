@@ -46,7 +46,7 @@ def frozen_document(home: Home, run_id: str, experiment: str = "") -> "Document"
     if frozen is None and experiment:
         frozen = Document.recorded(home.experiment(split_name(experiment)[0]) / "spec.json")
     if frozen is None:
-        raise SpecError(Issue("the run has no frozen spec", given=run_id, hint="`rpg run FILE` goes on with it"))
+        raise SpecError(Issue("the run has no frozen spec", given=run_id, hint="`rpg run FILE` continues it"))
     return frozen
 
 
@@ -129,7 +129,7 @@ def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
     if unstopped:
         raise NotStoppedError("\n".join([*unstopped, *map(render_one, refused)]))
     if refused:
-        raise SpecError(*refused, done="the runs that it has go on")
+        raise SpecError(*refused, done="its runs continue")
 
 
 def cancel_on_server(home: Home, profile: str, name: str, grace: float) -> Iterator[str]:
@@ -168,7 +168,7 @@ def cancel_on_server(home: Home, profile: str, name: str, grace: float) -> Itera
     if unstopped:
         raise NotStoppedError("\n".join([*unstopped, *map(render_one, refused)]))
     if refused:
-        raise SpecError(*refused, done="the runs that they concern go on")
+        raise SpecError(*refused, done="their runs continue")
 
 
 def _is_of(home: Home, run_id: str, url: str, found: "Sequence[FlowRun]") -> bool:
@@ -232,7 +232,7 @@ def _give_up(home: Home, run_id: str) -> str:
     lease = liveness.newest_lease(home.run(run_id))
     if lease is None or lease.is_of_this_host:
         end_work(home, run_id)
-        return f"{run_id} did not answer; what it had started was ended"
+        return f"{run_id} did not answer; the processes it had started were ended"
     ends = datetime.fromisoformat(lease.at) + timedelta(seconds=liveness.LEASE_SECONDS)
     raise NotStoppedError(
         f"{run_id} did not answer: the node {lease.host} executes it, and may be away. The request to stop stays. The"

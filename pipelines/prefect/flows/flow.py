@@ -134,7 +134,7 @@ def _execute(execution: RunExecution, name: str) -> "State[Any]":
         outbox.close(_CLOSE_SECONDS)
         raise
     if not outbox.close(_CLOSE_SECONDS, schedule=_is_given_back(execution)):
-        raise Abort("the Prefect server does not answer; what it was not told is kept for it")
+        raise Abort("the Prefect server does not answer; its pending updates are kept")
     if ending is None:
         raise Abort(str(execution.error))
     return ending

@@ -154,7 +154,7 @@ class _Worker:
         return self._lost(run, request) if event is None else _read_outcome(run, event[1])
 
     def _lost(self, run: RunPlan, request: StopRequest | None) -> RunOutcome:
-        """Returns the outcome of a run whose worker has died: of a signal to all workers, or of another cause."""
+        """Returns the outcome of a run whose worker has died, from a signal to all workers or another cause."""
         code = self.end()
         reap(self._home)
         if request is not None:

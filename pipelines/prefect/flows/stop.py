@@ -126,9 +126,9 @@ def words(run_id: str, status: str, *, begun: str = "here") -> str:
     if status == "cancelled" and not begun:
         return f"{run_id} was waiting and is cancelled"
     if status == "cancelled" and begun == "elsewhere":
-        return f"{run_id} is cancelled; submitted again, it goes on from its last checkpoint"
+        return f"{run_id} is cancelled; if submitted again, it continues from its last checkpoint"
     if status == "cancelled":
-        return f"{run_id} is cancelled; `rpg resume {run_id}` goes on from its last checkpoint"
+        return f"{run_id} is cancelled; `rpg resume {run_id}` continues from its last checkpoint"
     if status == "finished":
         return f"{run_id} finished before it could stop"
     return f"{run_id} is {status}: it ended before it could stop; `rpg logs {run_id}` says more"
@@ -150,7 +150,7 @@ def _end_what_waits(home: Home, state: RunState, servers: Sequence[FlowRuns], *,
 
 
 def _taken_back(run_id: str, status: str) -> str:
-    return f"{run_id} is {status} already; what waited of it on the server is taken back"
+    return f"{run_id} is {status} already; its pending flow runs on the server are withdrawn"
 
 
 def _end_waiting(home: Home, state: RunState, own: "FlowRun | None", servers: Sequence[FlowRuns], grace: float) -> str:

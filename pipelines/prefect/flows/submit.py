@@ -156,7 +156,9 @@ def _create_flow_runs(
             return [created[run.run_id] for run in runs]
     refused = [result["error"] for _, result in answers if result["status"] != "CREATED"]
     message = f"the server made {len(created)} of {len(wanted)} flow runs"
-    raise SpecError(Issue(message, given=refused[0], hint="submit again; what a worker has done by then is not redone"))
+    raise SpecError(
+        Issue(message, given=refused[0], hint="submit again; work that a worker finishes until then is not repeated")
+    )
 
 
 def note_idle_pool(client: "SyncPrefectClient", home: Home, pool: str, say: Callable[[str], None]) -> None:

@@ -51,9 +51,9 @@ def prefect_client(home: Home, url: str) -> Iterator["SyncPrefectClient"]:
             raise SpecError(_refusal(url, error.response)) from error
         except (JSONDecodeError, ValidationError) as error:
             given = str(error).partition("\n")[0]
-            raise SpecError(Issue(f"what answers at {url} is no Prefect server", given=given)) from error
+            raise SpecError(Issue(f"the service at {url} is not a Prefect server", given=given)) from error
         except httpx.TransportError as error:
-            hint = "nothing is lost: the same command goes on when the server answers again"
+            hint = "nothing is lost: the same command continues when the server answers again"
             raise SpecError(Issue(f"the Prefect server at {url} stopped answering", hint=hint)) from error
         finally:
             waits.close()
@@ -121,13 +121,11 @@ def _refusal(url: str, response: Any) -> Issue:
     if response.status_code in (401, 403):
         given = "a wrong user or password" if response.request.headers.get("Authorization") else "no user and password"
         hint = f"set {_AUTH_STRING}=user:password, or name a Prefect profile that has it with --profile"
-        return Issue(
-            f"the Prefect server at {url} lets nobody in without its user and password", given=given, hint=hint
-        )
+        return Issue(f"the Prefect server at {url} requires a user and a password", given=given, hint=hint)
     request = f"{response.request.method} {response.request.url.path}"
     if response.status_code == 404:
         hint = "somebody deleted it there meanwhile: run the command again"
-        return Issue(f"the Prefect server at {url} does not have what was asked for", given=request, hint=hint)
+        return Issue(f"the Prefect server at {url} does not have the requested object", given=request, hint=hint)
     given = f"{request} -> {response.status_code} {response.text[:200]}"
     return Issue(f"the Prefect server at {url} refused", given=given, hint="its log says why")
 

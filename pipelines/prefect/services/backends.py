@@ -222,14 +222,14 @@ def _let_in(user: str, home: Home, data: Path) -> None:
         mode = stat.S_IMODE(directory.stat().st_mode)
         if not mode & stat.S_IXOTH:
             if mode & stat.S_IRWXG and directory.stat().st_gid != group:
-                way_out = f"run as another user than root, or let others pass: chmod o+x {directory}"
+                way_out = f"do not run as root, or allow access: chmod o+x {directory}"
                 raise ServiceError(
                     f"PostgreSQL runs as {user} where root starts it, and {directory} is for a group; {way_out}"
                 )
             os.chown(directory, -1, group)
             directory.chmod(mode | stat.S_IXGRP)
     if _run_as(user, ["ls", str(data)]).returncode != 0:
-        way_out = "put RPG_HOME where that user may enter, or run as another user than root"
+        way_out = "put RPG_HOME in a directory that this user may enter, or do not run as root"
         raise ServiceError(f"PostgreSQL runs as {user} where root starts it, who cannot enter {data}; {way_out}")
 
 

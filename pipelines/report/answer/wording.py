@@ -7,7 +7,7 @@ from pipelines.report.answer.outcome import Outcome, only_these_weights
 from pipelines.report.answer.scores import Level
 from pipelines.report.evidence import Group, Run
 from pipelines.report.statistics import Interval
-from rpg.statistics.wording import CHOSEN, ONE_SEED, look_sentence
+from rpg.statistics.wording import CHOSEN, ONE_SEED, look_sentence, of_runs_like_these
 
 _MOST_NAMED = 6
 """Runs that a sentence names one by one."""
@@ -87,6 +87,8 @@ def headline_of_one(outcome: Outcome, groups: Sequence[Group], level: Level) -> 
     said = [_apart(outcome) or f"{outcome.measure.capitalize()} on {outcome.dataset} {_moved(outcome)}."]
     if only_these_weights([outcome]):
         said.append(ONE_SEED)
+    elif outcome.gain is not None and outcome.apart is None and outcome.gain.low > 0:
+        said.append(of_runs_like_these(outcome.num_seeds))
     looks = sorted({look for look in level.looks if 1 < look < outcome.num_seeds})
     if looks and outcome.gain is not None:
         said.append(look_sentence(looks, level.at(outcome.num_seeds), "gains"))

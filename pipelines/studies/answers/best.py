@@ -52,7 +52,7 @@ def _best(home: Home, record: StudyRecord) -> Best:
         return best
     if len(record.goals) > 1 and (front := pareto_front(record)):
         allowed = "; ".join(f"{trial.number} ({_values(record, trial)})" for trial in front)
-        message = "of several goals there is no one best trial"
+        message = "a study with several goals has no single best trial"
         raise SpecError(Issue(message, given=record.name, allowed=allowed, hint="choose one with --trial N"))
     hint = "no finished trial keeps the constraints" if record.finished else "no trial has finished"
     raise SpecError(Issue("the study has no best trial yet", given=record.name, hint=hint))

@@ -61,7 +61,7 @@ def study_markdown(home: Home, record: StudyRecord) -> str:
 
 def _counts(record: StudyRecord) -> list[str]:
     counts = [f"{record.num_ended} of {record.trials_wanted} trials ended"]
-    states = ("finished", "pruned", "failed", "paused", "running")
+    states = ("finished", "pruned", "failed", "cancelled", "paused", "running")
     counts += [f"{number} {state}" for state in states if (number := record.count(state))]
     cost = cost_words(**record.spent)
     return [*counts, *([cost] if cost else [])]

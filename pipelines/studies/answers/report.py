@@ -88,7 +88,7 @@ def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
         history=pictures.history_chart(record, shown),
         rungs=pictures.rung_chart(record, shown, _horizon(home, record)),
         rung_rows=_rung_rows(record),
-        stopped=[trial for trial in shown if trial.state in ("pruned", "failed")],
+        stopped=[trial for trial in shown if trial.state in ("pruned", "failed", "cancelled")],
         importances=pictures.importance_chart(ranked),
         chance=_chance(ranked, record.finished),
         gain=_gain(record),
@@ -139,7 +139,7 @@ def _horizon(home: Home, record: StudyRecord) -> int:
 
 def _facts(record: StudyRecord) -> list[str]:
     facts = [record.name, record.goal, f"{len(record.finished)} of {record.trials_wanted} trials finished"]
-    states = ("pruned", "failed", "running", "paused")
+    states = ("pruned", "failed", "cancelled", "running", "paused")
     facts += [f"{count} {state}" for state in states if (count := record.count(state))]
     facts += [f"sampler {record.sampler}"]
     facts += [f"pruner {record.pruner['type']}"] if record.pruner["type"] != "none" else []

@@ -75,7 +75,7 @@ class Trial:
 
     number: int
     state: str
-    """finished, pruned, paused, running, pending or failed."""
+    """finished, pruned, paused, running, pending, failed or cancelled."""
     params: Params
     baseline: bool
     """Whether it has the experiment's own values."""
@@ -102,7 +102,7 @@ class Trial:
     feasible: bool
     """Whether it keeps the constraints."""
     reason: str
-    """The reason why it was pruned or failed."""
+    """The reason why it was pruned, failed or cancelled."""
     tokens: float
     """Response tokens sampled for training, over its seeds."""
     gpu_hours: float
@@ -415,7 +415,7 @@ def read_study(home: Home, name: str) -> StudyRecord:
     try:
         return StudyRecord.of(data)
     except (AttributeError, KeyError, TypeError, ValueError):
-        message = f"studies/{name}/study.json is not what a study writes: {'; '.join(problems[:3]) or 'it lacks keys'}"
+        message = f"studies/{name}/study.json is not a study's record: {'; '.join(problems[:3]) or 'it lacks keys'}"
         hint = "restore it from a backup; or `rpg study run` its file, which writes it again"
         raise SpecError(Issue(message, given=name, hint=hint)) from None
 

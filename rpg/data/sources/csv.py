@@ -21,7 +21,8 @@ _LOOKED_AT = 50
 
 
 class CsvSource(TableSource):
-    """A CSV file whose first line names the columns; those without a name are left out. Every value is text; UTF-8."""
+    """A CSV file whose first line names the columns; columns without a name are left out. Every value is text;
+    UTF-8."""
 
     path: str = names_path("file", min_length=1)
     """File, relative to the spec file."""

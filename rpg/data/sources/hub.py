@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,21 @@ class HubSource(TableSource):
         for number, row in enumerate(islice(self._load(streaming=True), count), 1):
             yield self.problem(row, name, f"{name}, row {number}")
 
+    def rows(self, count: int) -> list[dict[str, Any]]:
+        """Returns the first rows. Raises SpecError if they cannot be read."""
+        with self._reported():
+            return list(islice(self._load(streaming=True), count))
+
+    def splits(self) -> list[str]:
+        """Returns the names of the dataset's parts. Raises SpecError if it cannot be read."""
+        import datasets
+
+        with self._reported():
+            if not _is_saved(self.path):
+                return list(map(str, datasets.get_dataset_split_names(self.path, revision=self._revision())))
+            saved = datasets.load_from_disk(self.path)
+            return list(map(str, saved)) if isinstance(saved, datasets.DatasetDict) else [str(saved.split or "train")]
+
     def is_here(self) -> bool:
         """See Source: a directory or an earlier download has the data."""
         if os.path.isdir(self.path):
@@ -60,11 +75,22 @@ class HubSource(TableSource):
         datasets.disable_progress_bars()
         if _is_saved(self.path):
             return self._saved()
-        # A directory has no revisions; the argument would only change the cache's key.
-        revision = {} if os.path.isdir(self.path) else {"revision": self.revision}
+        with self._reported():
+            return datasets.load_dataset(self.path, split=self.split, streaming=streaming, revision=self._revision())
+
+    def _revision(self) -> str | None:
+        """Returns the revision; None for a directory, which has none: it would only change the cache's key."""
+        return None if os.path.isdir(self.path) else self.revision
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Raises SpecError in place of the errors of `datasets` within the block."""
+        import datasets
+
         try:
-            return datasets.load_dataset(self.path, split=self.split, streaming=streaming, **revision)
-        except MemoryError:
+            yield
+            return
+        except (MemoryError, SpecError):
             raise
         except datasets.exceptions.DatasetNotFoundError as error:
             issue = Issue(
@@ -78,7 +104,7 @@ class HubSource(TableSource):
                 f"the Hub cannot be reached: {error}",
                 path=("path",),
                 given=self.path,
-                hint="download the dataset where there is a network and give its directory",
+                hint="download the dataset on a machine with a network, and give its directory",
             )
         except Exception as error:
             # `datasets` wraps its readers' exceptions in its own classes and reports an unknown split as a ValueError.

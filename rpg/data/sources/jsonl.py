@@ -1,10 +1,12 @@
-"""Problems from a file with one JSON object per line."""
+"""Problems from a file of JSON objects: one per line, or one array of them."""
 
 import gzip
+import json
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from rpg.data.columns import TableSource, existing_file
 from rpg.data.problems import SourceProblem
@@ -17,26 +19,46 @@ _GZIP = b"\x1f\x8b"
 
 
 class JsonlSource(TableSource):
-    """A file with one JSON object per line, plain or compressed with gzip."""
+    """A file with one JSON object per line, or with one JSON array of objects, plain or compressed with gzip."""
 
     path: str = names_path("file", min_length=1)
     """File, relative to the spec file."""
 
     def read(self) -> Iterator[SourceProblem]:
-        """See Source; skips empty lines."""
+        """See Source."""
         file = existing_file(self.path)
-        with _opened(file) as lines:
-            for number, line in enumerate(_lines(lines, file), 1):
-                if not line.strip():
-                    continue
-                where = f"{file.name}, line {number}"
-                try:
-                    row = parse_json(line.rstrip())
-                except ValueError as error:
-                    raise _bad_line(f"{where}: {error}", line) from None
-                if not isinstance(row, dict):
-                    raise _bad_line(f"{where}: not a JSON object", line)
-                yield self.problem(row, self.name or Path(file.name.removesuffix(".gz")).stem, where)
+        name = self.name or Path(file.name.removesuffix(".gz")).stem
+        for where, row in rows_of(file):
+            yield self.problem(row, name, where)
+
+
+def rows_of(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields place and values of each row; skips empty lines. Raises SpecError with the place that is wrong."""
+    with _opened(file) as opened:
+        lines, is_first = _lines(opened, file), True
+        for number, line in enumerate(lines, 1):
+            if not line.removeprefix(BOM_UTF8).strip():
+                continue
+            if is_first and line.removeprefix(BOM_UTF8).lstrip().startswith(b"["):
+                items = _parsed(b"".join([line, *lines]), file.name)
+                for place, item in enumerate(items, 1):
+                    yield _row(item, f"{file.name}, item {place}")
+                return
+            is_first, where = False, f"{file.name}, line {number}"
+            yield _row(_parsed(line.rstrip(), where), where)
+
+
+def _parsed(text: bytes, where: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise _bad_line(f"{where}: {error}", text) from None
+
+
+def _row(value: Any, where: str) -> tuple[str, dict[str, Any]]:
+    if not isinstance(value, dict):
+        raise _bad_line(f"{where}: not a JSON object", json.dumps(value).encode())
+    return where, value
 
 
 def _opened(file: Path) -> IO[bytes]:

@@ -11,7 +11,7 @@ import marshal
 import re
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -35,6 +35,8 @@ _inside = _inside()
 """
 _LONGEST_KEPT, _MOST_KEPT = 1 << 14, 64
 """Longest values that are kept of a problem, in characters; most verdicts kept of it. Responses are often alike."""
+_PATIENCE_SECONDS = 0.25
+"""Most seconds to wait for another thread's examiner; a new one takes a tenth of it."""
 _MOST_PLANS = 256
 """Most problems whose plan is kept."""
 
@@ -84,22 +86,24 @@ def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
         if not values or values in plan.verdicts:
             return plan.verdicts.get(values, "")
         examiner = _EXAMINERS.take(problem)
-        said = examiner.ask(f"judge({values!r})")
-        if ":" in said and not plan.rounds:
-            plan = plan._replace(rounds=True)
-            _EXAMINERS.keep(problem, plan)
-            _values(session, problem, program, plan)
-        elif said and ":" not in said and len(values) < _LONGEST_KEPT and len(plan.verdicts) < _MOST_KEPT:
-            plan.verdicts[values] = said
-        number, until = -1, 0.0
-        while ":" in said:
-            said, _, calls = said.partition(":")
-            if len(said) != number:  # another test has the same number
-                number, until = len(said), time.monotonic() + problem.sandbox.limits.seconds
-            values = _last_line(session.execute(_answering(calls))) if time.monotonic() < until else ""
-            said += examiner.ask(f"go_on({values!r})")
-        _EXAMINERS.give_back(problem, examiner)
-        return said
+        try:
+            said = plan.verdicts.get(values) or examiner.ask(f"judge({values!r})")
+            if ":" in said and not plan.rounds:
+                plan = plan._replace(rounds=True)
+                _EXAMINERS.keep(problem, plan)
+                _values(session, problem, program, plan)
+            elif said and ":" not in said and len(values) < _LONGEST_KEPT and len(plan.verdicts) < _MOST_KEPT:
+                plan.verdicts[values] = said
+            number, until = -1, 0.0
+            while ":" in said:
+                said, _, calls = said.partition(":")
+                if len(said) != number:  # another test has the same number
+                    number, until = len(said), time.monotonic() + problem.sandbox.limits.seconds
+                values = _last_line(session.execute(_answering(calls))) if time.monotonic() < until else ""
+                said += examiner.ask(f"go_on({values!r})")
+            return said
+        finally:
+            _EXAMINERS.give_back(problem, examiner)
 
 
 def _values(session: Session, problem: _Problem, program: str, plan: _Plan) -> str:
@@ -201,19 +205,31 @@ class _Examiners:
     def __init__(self) -> None:
         self._plans: OrderedDict[_Problem, _Plan] = OrderedDict()
         self._idle: list[tuple[_Problem, _Examiner]] = []
+        self._lent = Counter[_Problem]()
+        """Examiners that threads use now."""
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     def plan(self, problem: _Problem) -> _Plan:
         """Returns how the tests of a problem are run."""
         with self._lock:
+            # The other responses to a problem come at the same time: one thread runs its tests for all of them.
+            self._changed.wait_for(lambda: problem in self._plans or not self._lent[problem], _PATIENCE_SECONDS)
             if plan := self._plans.get(problem):
                 self._plans.move_to_end(problem)
                 return plan
+            self._lent[problem] += 1
+        try:
+            return self._examined(problem)
+        finally:
+            self._return(problem)
+
+    def _examined(self, problem: _Problem) -> _Plan:
         examiner = _Examiner(problem)
         if examiner.plan.says:  # if empty, the examiner may have run out of time on a busy machine
             self.keep(problem, examiner.plan)
         if examiner.plan.says and not examiner.plan.beside:
-            self.give_back(problem, examiner)
+            self._put(problem, examiner)
         else:
             examiner.close()
         return examiner.plan
@@ -228,16 +244,35 @@ class _Examiners:
     def take(self, problem: _Problem) -> _Examiner:
         """Returns an examiner of the problem for one program."""
         with self._lock:
-            places = [place for place, (other, _) in enumerate(self._idle) if other == problem]
+            # To wait for a verdict takes less than to run the tests in another interpreter.
+            self._changed.wait_for(lambda: self._places(problem) or not self._lent[problem], _PATIENCE_SECONDS)
+            places = self._places(problem)
             examiner = self._idle.pop(places[-1])[1] if places else None
-        if examiner and examiner.ask("plan"):
-            return examiner
-        if examiner:  # it has ended since: by the values of an earlier program, or for lack of memory
-            examiner.close()
-        return _Examiner(problem)
+            self._lent[problem] += 1
+        try:
+            if examiner and examiner.ask("plan"):
+                return examiner
+            if examiner:  # it has ended since: by the values of an earlier program, or for lack of memory
+                examiner.close()
+            return _Examiner(problem)
+        except BaseException:
+            self._return(problem)
+            raise
 
     def give_back(self, problem: _Problem, examiner: _Examiner) -> None:
         """Keeps an examiner for the next program."""
+        self._put(problem, examiner)
+        self._return(problem)
+
+    def _places(self, problem: _Problem) -> list[int]:
+        return [place for place, (other, _) in enumerate(self._idle) if other == problem]
+
+    def _return(self, problem: _Problem) -> None:
+        with self._lock:
+            self._lent -= Counter([problem])
+            self._changed.notify_all()
+
+    def _put(self, problem: _Problem, examiner: _Examiner) -> None:
         with self._lock:
             self._idle.append((problem, examiner))
             gone = self._idle[: -cores()]

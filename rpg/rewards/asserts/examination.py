@@ -87,10 +87,14 @@ _MODULES = {
 }
 """Modules that tests may import: none that would run a text, since the text may be a value of the program."""
 _COMPARISONS = {
-    "numpy": ("allclose", "isclose"),
+    "numpy": (
+        *("allclose", "isclose", "subtract", "divide", "equal", "not_equal"),
+        *("less", "less_equal", "greater", "greater_equal"),
+    ),
     "numpy.testing": ("assert_allclose", "assert_almost_equal", "assert_array_almost_equal", "assert_array_equal"),
 }
-"""Module -> its functions for which an empty array equals any value that broadcasts to its shape."""
+"""Module -> its functions for which an empty array equals any value that broadcasts to its shape, or has
+no difference from it."""
 _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "open", "input", "globals", "locals", "vars"}
 
 

@@ -49,31 +49,31 @@ _LONGEST_NUMBER = 4300
 
 
 class Code(Reward):
-    """Runs the program of a response on the tests of its problem: 1 where all pass, else 0, or their share. Needs
-    bubblewrap, and sources with `tests`."""
+    """Runs the program of a response on the tests of its problem: 1 if all pass, else 0, or the share of passed tests.
+    Needs bubblewrap, and sources with `tests`."""
 
     largest: ClassVar[float] = 1.0
     sandboxed: ClassVar[bool] = True
     libraries: ClassVar[tuple[str, ...]] = ("python",)
 
     language: Literal["python", "c++"] = "python"
-    """What programs are written in. c++ needs g++, and tests on standard input and output."""
+    """Language of the programs. c++ needs g++, and tests on standard input and output."""
     credit: Literal["all", "share"] = "all"
-    """What counts: that all tests pass, or the share of those that do."""
+    """Score of a program. all: 1 if all tests pass, else 0. share: the share of passed tests."""
     tests: Literal["all", "hidden", "shown"] = "all"
-    """Which tests are run. Where a set does not say which ones its problem shows, all are hidden."""
+    """Tests to run. If a set does not mark the tests that its problem shows, all count as hidden."""
     max_tests: int = Field(0, ge=0)
-    """The first so many tests of a problem are run; 0: all."""
+    """Number of a problem's tests to run, from the first on. 0 runs all."""
     seconds_per_test: float = Field(6.0, gt=0)
-    """Wall time of a test. One that takes longer is failed."""
+    """Wall time of a test in seconds. A test that takes longer fails."""
     memory_mb: int = Field(1024, ge=64)
     """Address space of a program, MiB."""
     extract: Literal["fenced", "whole"] = "fenced"
-    """Where the program is: in the last fenced block of the response, or the whole response is it."""
+    """Part of the response that is the program: its last fenced block, or the whole response."""
     frame: str = Field("{code}", pattern=r"\{code\}")
-    """Text that is run, with the program in the place of {code}. For short responses: "def f(x): return {code}"."""
+    """Text to run, with the program in place of {code}. For short responses: "def f(x): return {code}"."""
     timeout_seconds: float = execution(120.0, gt=0)
-    """Tests of a response that have not begun after so long are failed."""
+    """Seconds after which a response's tests that have not started count as failed."""
 
     def refuses(self, source: Source) -> Issue | None:
         """See Reward."""

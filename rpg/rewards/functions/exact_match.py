@@ -9,7 +9,7 @@ from specs.schema.reward import Reward
 
 
 class ExactMatch(Reward):
-    """1 where response and gold answer are the same text, surrounding white space aside, else 0."""
+    """1 if response and gold answer are the same text, ignoring surrounding white space, else 0."""
 
     largest: ClassVar[float] = 1.0
     in_process: ClassVar[bool] = True

@@ -56,67 +56,70 @@ class Price(Spec):
 
 
 class JudgeBudget(Spec):
-    """What a run may ask of its judge, all attempts and stages together."""
+    """Limits on the calls of a run's judge, over all attempts and stages."""
 
     calls: int = Field(0, ge=0)
-    """Most calls; 0: any number. Verdicts that are kept cost none."""
+    """Most calls. 0 means no limit. Stored verdicts cost no call."""
     money: float = Field(0.0, ge=0)
-    """Most that they may cost, in the currency of `price`; 0: any. Calls under way when it is reached come on top."""
+    """Most that the calls may cost, in the currency of `price`. 0 means no limit. Calls in progress when it is reached
+    come on top."""
 
 
 class Judge(Reward):
-    """What a judge says, from 0 to 1: the mean of its votes. A graded reward."""
+    """The verdict of a judge, from 0 to 1: the mean of its votes. A graded reward."""
 
     waits: ClassVar[bool] = True
     graded: ClassVar[bool] = True
     worst: ClassVar[float | None] = 0.0
 
     model: str = names_path("path or id", min_length=1)
-    """Directory of a model, which then judges in a process of its own; with `endpoint` the model's name there."""
+    """Directory of the judging model, which runs in its own process; with `endpoint`, the model's name there."""
     endpoint: str = execution("")
-    """Address of an OpenAI-compatible API up to /v1, http or https; empty: `model` is a directory."""
+    """Address of an OpenAI-compatible API up to /v1, http or https. Empty if `model` is a directory."""
     key: SecretReference | None = execution(None)
-    """env:NAME or file:/PATH of the endpoint's key; left out: it wants none."""
+    """env:NAME or file:/PATH of the endpoint's key. Leave it out if the endpoint needs no key."""
     rubric: str = Field(min_length=1)
-    """What counts, in words for the judge."""
+    """Criteria, written for the judge."""
     scale: Scale
-    """The numbers that it may give."""
+    """Range of its verdicts."""
     votes: int = Field(1, ge=1, le=64)
     """Replies to each question."""
     compare: Literal["each", "pairs", "group"] = "each"
-    """What a question shows. each: one response. pairs: two of a group, in both orders; the reward is the share of
-    comparisons won. group: all of a group, in both orders; the reward is 1 for the best, 0 for the last."""
+    """Responses in a question. each: one. pairs: two of a group, in both orders; the reward is the share of comparisons
+    won. group: all of a group, in both orders; the reward is 1 for the best, 0 for the last."""
     prompt: Literal[1] = 1
-    """Version of our words around rubric, problem and response."""
+    """Version of the built-in template around rubric, problem and response."""
     template: str = ""
-    """Words of your own in their place, with {problem}, {answer}, {gold}, {rubric} and {key}. For judges that were
-    trained on one form; with `reasoning` the reply must end with the line `VERDICT-{key}: N`."""
+    """Your own template instead, with {problem}, {answer}, {gold}, {rubric} and {key}. For judges that were trained on
+    one form; with `reasoning` the reply must end with the line `VERDICT-{key}: N`."""
     reasoning: bool = True
     """Whether the judge gives reasons before its verdict."""
     show_answer: bool = False
-    """Whether it sees the problem's right answer."""
+    """Whether the judge sees the problem's right answer."""
     temperature: float = Field(0.0, ge=0)
     """Temperature of its sampling; several votes need one above 0."""
     max_tokens: int = Field(1024, ge=1)
-    """Tokens of a reply at most; without `reasoning` 16 at most."""
+    """Most tokens of a reply; without `reasoning` at most 16."""
     concurrency: int = execution(16, ge=1, le=256)
-    """Questions that a rank asks at the same time."""
+    """Most concurrent questions of a rank."""
     timeout_seconds: float = execution(120.0, gt=0)
-    """An endpoint's call is given up after so long, and tried again."""
+    """Seconds after which an endpoint's call is aborted and retried."""
     patience_seconds: float = execution(1800.0, gt=0)
-    """How long an endpoint may be away or ask to be left alone before the attempt ends, to be retried."""
+    """Seconds that an endpoint may be unreachable or refuse requests before the attempt ends, to be retried."""
     price: Price | None = execution(None)
-    """Price of the endpoint's tokens, for the plan and the budget; left out: not known."""
+    """Price of the endpoint's tokens, for the plan and the budget. If left out, the price is unknown."""
     budget: JudgeBudget = execution(JudgeBudget())
-    """Bound of what a run asks. Where it is reached, the run ends; with a higher one it goes on."""
+    """Limit on a run's questions. A run that reaches it ends; with a higher limit it can be resumed."""
     engine: Literal["auto", "transformers", "vllm"] = "auto"
-    """What runs a directory's model; auto: vLLM on a GPU where it is installed, else transformers."""
+    """Engine for a model in a directory. auto: vLLM on a GPU if it is installed, else transformers."""
     memory_fraction: float = execution(0.0, ge=0, lt=1)
-    """Share of the rank's GPU that a judge's vLLM takes; 0: 0.4."""
+    """Share of the rank's GPU for a judge's vLLM. 0 means 0.4."""
     max_length: int = Field(0, ge=0)
-    """Tokens of a question and its reply at most, of a directory's model; 0: its context, at most 16384."""
+    """Most tokens of a question and its reply, for a model in a directory. 0 means the model's context, at most
+    16384."""
     labels: str = names_path("file", "")
-    """JSON lines of responses with labels, by which `rpg judge calibrate` measures the judge; empty: none."""
+    """File of JSON lines with labelled responses, with which `rpg judge calibrate` measures the judge. Empty if there
+    is no such file."""
 
     def compares(self) -> bool:
         """See Reward."""
@@ -233,7 +236,7 @@ class Judge(Reward):
             hint = "write temperature: 0.7, or votes: 1"
             yield Issue("all votes would be the same reply", ("votes",), f"{self.votes} at temperature 0", hint=hint)
         if self.budget.money and not self.price:
-            hint = "write `price: {input: ..., output: ...}`, of a million tokens"
+            hint = "write `price: {input: ..., output: ...}`, per million tokens"
             yield Issue("money cannot be counted without a price", ("budget", "money"), hint=hint)
         if self.template and self.compare != "each":
             yield Issue("a template shows one answer", ("template",), given=f"compare: {self.compare}")

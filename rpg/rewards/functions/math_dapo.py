@@ -101,10 +101,15 @@ def _unwrapped(line: str) -> str:
 
 
 class MathDapo(Reward):
-    """1 where the response's answer is the gold one after normalisation, else -1. Equal values in other form get -1."""
+    """1 if the response's answer equals the gold answer after normalisation, else -1. Equal values in another form get
+    -1."""
 
     largest: ClassVar[float] = 1.0
     in_process: ClassVar[bool] = True
+
+    def may_be_negative(self) -> bool:
+        """See Reward."""
+        return True
 
     def doubts(self, answer: str) -> str:
         """See Reward."""

@@ -8,7 +8,7 @@ import logging
 import re
 import unicodedata
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, Literal
 
 from rpg.rewards.score import Score, odd, without_answer
@@ -27,6 +27,10 @@ _SPELLINGS = (
     (re.compile(r"[^\x00-\x7f]"), lambda match: _ascii(match[0])),
     (re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})(?![\w.])"), lambda match: f"{Decimal(match[0]):f}"),
     (re.compile(r"(?<![\w.])(\d*\.\d*)\\overline\s*\{(\d+)\}"), lambda match: _repeating(*match.groups())),
+    (
+        re.compile(r"(?<![\w.,/^])(\d+)\s+(\d+)/(\d+)(?![\w/^]|\.\d)"),  # a mixed number: 3 1/2
+        lambda match: f"{int(match[1]) * int(match[3]) + int(match[2])}/{match[3]}",
+    ),
     (re.compile(r"√\s*\(((?:[^()]|\([^()]*\))*)\)"), r"\\sqrt{\1}"),
     (re.compile(r"√\s*(\w+|\{[^{}]*\})"), r"\\sqrt{\1}"),
     (re.compile(r"∛\s*(\w+|\{[^{}]*\}|\([^()]*\))"), r"\\sqrt[3]{\1}"),
@@ -49,7 +53,9 @@ _JOINED_BOX = re.compile(
 _LONGEST = 200
 """Most characters of a formula that stands alone."""
 _SAID = re.compile(r"(?i)answer(?:\s+is)?[ \t:*]*([^\n]*)")
-_UNREAD = re.compile(r"pi|sqrt|[^\x00-\x7f]")
+_UNREAD = re.compile(r"pi|sqrt|[^\x00-\x7f]|[A-Za-z)]\s*\^|[A-Za-z)]\s*[-+]\s*\w|\d\s*[-+]\s*[A-Za-z]")
+_QUANTITY = re.compile(r"[-+]?[\d.,/]+\s+[A-Za-z]\s*(?:\^\s*\d)?")
+"""A number with a unit, which no formula is: 12 m^2."""
 _FORMULA = re.compile(r"(?:[^A-Za-z\\$]|(?<![A-Za-z])(?:[A-Za-z]|pi|sqrt)(?![A-Za-z]))+")
 _WORDING = r"(?:\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{|[\s:$*_>])*"
 """Text that may come before a letter: emphasis, spaces, colons."""
@@ -61,14 +67,25 @@ _NAMED = tuple(
     )
     for name in ("answer", "option|choice")
 )
+_SMALL = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_UNITS = {
+    **{word: number for number, word in enumerate(_SMALL)},
+    **{word: 10 * number for number, word in enumerate(_TENS, 2)},
+}
+_SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+_WORDS_BOXED = re.compile(r"(\\boxed\s*\{(?:\s*\\text\s*\{)?)\s*([A-Za-z][A-Za-z\s-]*?)\s*(?=\})")
 _DIGITS = 50
 """Digits of irrational numbers that are compared."""
 
 
 class MathVerify(Reward):
-    """1 where the response's last expression equals the gold answer as mathematics, else 0. Numbers are compared
-    exactly, in sets, intervals, equations and matrices too: 0.333333 is not 1/3. Where the gold answer is a letter, the
-    response's last choice must be that letter."""
+    """1 if the response's last expression equals the gold answer mathematically, else 0. Numbers are compared exactly,
+    in sets, intervals, equations and matrices too: 0.333333 is not 1/3. If the gold answer is a letter, the response's
+    last choice must be that letter."""
 
     libraries: ClassVar[tuple[str, ...]] = ("math-verify", "latex2sympy2-extended", "sympy")
     largest: ClassVar[float] = 1.0
@@ -105,15 +122,26 @@ class MathVerify(Reward):
         expressions = parse(_spelled(_what_counts(response)), parsing_timeout=None, raise_on_error=True)
         if not expressions:
             return Score.of(0.0, None)
-        gold = parse(f"\\boxed{{{_spelled(problem.answer)}}}", parsing_timeout=None, raise_on_error=True)
-        if not gold:
+        if not (gold := _gold(problem.answer)):
             raise ValueError(
-                f"the gold answer of problem {problem.problem_id} is no mathematical expression: {problem.answer!r}"
+                f"the gold answer of problem {problem.problem_id} is not a mathematical expression: {problem.answer!r}"
             )
         if (undefined := gold[0]) in (sympy.nan, sympy.zoo):  # the library raises
             return Score.of(float(undefined == expressions[0]), str(expressions[0]))
-        equal = verify([*map(_exact, gold)], [*map(_exact, expressions)], timeout_seconds=None, raise_on_error=True)
+        sides = gold, [*map(_exact, expressions)]
+        equal = verify(*sides, timeout_seconds=None, raise_on_error=True)
+        if not equal and (positive := _positive(sides[0][0], sides[1][0])):
+            equal = verify(*positive, timeout_seconds=None, raise_on_error=True)
         return Score.of(1.0 if equal else 0.0, str(expressions[0]))
+
+
+@lru_cache(maxsize=4096)
+def _gold(answer: str) -> list[Any]:
+    """Returns the expressions of a gold answer, which is the same for all responses to a problem."""
+    from math_verify import parse
+
+    found = parse(f"\\boxed{{{_spelled(_digits(answer))}}}", parsing_timeout=None, raise_on_error=True)
+    return [*map(_exact, found)]
 
 
 def _what_counts(response: str) -> str:
@@ -135,9 +163,12 @@ def _what_counts(response: str) -> str:
                 break
             boxes.append(joined[1])
             begin = before
-        return ", ".join(reversed(boxes))
+        return _WORDS_BOXED.sub(lambda match: match[1] + _digits(match[2]), ", ".join(reversed(boxes)))
     said = (_SAID.findall(response) or [response])[-1].strip().rstrip(".*")
-    return f"${said}$" if len(said) < _LONGEST and _UNREAD.search(said) and _FORMULA.fullmatch(said) else response
+    if (number := _digits(said)) != said:
+        return f"${number}$"
+    unread = len(said) < _LONGEST and _UNREAD.search(said) and not _QUANTITY.fullmatch(said)
+    return f"${said}$" if unread and _FORMULA.fullmatch(said) else response
 
 
 def _spelled(text: str) -> str:
@@ -151,6 +182,30 @@ def _spelled(text: str) -> str:
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
     return text
+
+
+def _digits(text: str) -> str:
+    """Returns a number in English words as digits; any other text as it is.
+
+    Example:
+        >>> _digits("One hundred and twenty-three"), _digits("minus two thousand five"), _digits("one of two")
+        ('123', '-2005', 'one of two')
+    """
+    words = text.lower().replace("-", " ").split()
+    negative = words[:1] in (["minus"], ["negative"])
+    total = part = 0
+    before = ""
+    for word in words[negative:]:
+        if word in _UNITS and (before in ("", "and", *_SCALES) or (before in _TENS and 0 < _UNITS[word] < 10)):
+            part += _UNITS[word]
+        elif word == "hundred" and 0 < part < 100:
+            part *= 100
+        elif word in _SCALES and word != "hundred" and part:
+            total, part = total + part * _SCALES[word], 0
+        elif word != "and" or before not in _SCALES:
+            return text
+        before = word
+    return text if before in ("", "and") else f"{'-' * negative}{total + part}"
 
 
 def _ascii(text: str) -> str:
@@ -193,6 +248,23 @@ def _exact(expression: Any) -> Any:
     if not expression.has(sympy.Float):
         return expression
     return expression.replace(lambda part: part.is_Float, lambda part: sympy.Rational(str(part)))
+
+
+def _positive(one: Any, other: Any) -> tuple[Any, Any] | None:
+    """Returns two expressions with their symbols as positive numbers, if both are real for no negative value of them:
+    then 1/√n is √(1/n), but √(x²) is not x. None for any other pair."""
+    import sympy
+
+    if not all(isinstance(each, sympy.Expr) for each in (one, other)) or not (shared := one.free_symbols):
+        return None
+    positive = {symbol: sympy.Symbol(f"{symbol}", positive=True) for symbol in shared}
+    if other.free_symbols != shared or any(
+        each.subs({**dict.fromkeys(shared, 2), symbol: -2}).is_real is not False
+        for each in (one, other)
+        for symbol in shared
+    ):
+        return None
+    return one.subs(positive), other.subs(positive)
 
 
 @cache

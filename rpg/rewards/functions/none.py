@@ -8,8 +8,8 @@ from specs.schema.reward import Reward
 
 
 class NoReward(Reward):
-    """0 for every response, so that every advantage is 0 and the divergence alone trains: distillation from
-    `reference: {source: model}` on prompts without answers. Evaluation sets take a `reward` of their own."""
+    """0 for every response, so that every advantage is 0 and only the divergence trains: distillation from `reference:
+    {source: model}` on prompts without answers. Evaluation sets need their own `reward`."""
 
     in_process: ClassVar[bool] = True
 

@@ -3,45 +3,80 @@
 import ast
 import hashlib
 import inspect
+import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from rpg.data.columns import TableSource
 from rpg.rewards.score import Score
 from rpg.types import Problem
 from specs.errors import Issue, IssueError
 from specs.schema.base import names_path
+from specs.schema.data import Source
 from specs.schema.reward import Reward
 
 _TRL = "completions"
 """The argument that identifies a function with TRL's signature."""
+_OWN = ("prompt", "answer", "dataset")
+"""Arguments that each problem gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arguments of a reward function, all given by name."""
+
+    named: tuple[str, ...]
+    required: tuple[str, ...]
+    """Those without a default."""
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of the arguments that need no column."""
+        own = ("prompts", _TRL) if _TRL in self.named else ("problem", "response")
+        return (*_OWN, *own)
+
+    def missing(self, columns: Iterable[str]) -> list[str]:
+        """Returns the required arguments that no column gives."""
+        known = {*self.given, *columns}
+        return [name for name in self.required if name not in known]
+
+
+def arguments_of(tree: ast.Module, function: str) -> Arguments:
+    """Returns the arguments of a module's function."""
+    found = [node.args for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function][-1]
+    positional = [*found.posonlyargs, *found.args]
+    required = positional[: len(positional) - len(found.defaults)]
+    required += [each for each, default in zip(found.kwonlyargs, found.kw_defaults, strict=True) if default is None]
+    return Arguments(tuple(each.arg for each in (*positional, *found.kwonlyargs)), tuple(each.arg for each in required))
 
 
 class Python(Reward):
-    """Calls a function of a Python file, in the scoring sandbox alone: without a network, and with no file of the
-    machine but Python and its packages. Needs bubblewrap.
+    """A function of a Python file, called in the scoring sandbox: without a network, and without the machine's files
+    except Python and its packages. Needs bubblewrap.
 
-    The function names what it wants: `response`, `answer`, `prompt`, `problem`, or a column of the data. It returns a
-    number. One that takes `completions`, as TRL's do, is given lists of one, and returns such a list.
+    The function's parameters select its arguments: `response`, `answer`, `prompt`, `problem`, or a column of the data.
+    It returns a number. A function with the parameter `completions`, as in TRL, gets lists of one item, and returns
+    such a list.
     """
 
     sealed: ClassVar = "always"
     libraries: ClassVar[tuple[str, ...]] = ("python",)
 
     path: str = names_path("file")
-    """The file, relative to the spec file. Nothing else of yours can be imported in it but installed packages."""
+    """Path of the file, relative to the spec file. It can import installed packages, but none of your other files."""
     function: str = Field("score", pattern=r"^[^\W\d]\w*$")
     """The function's name."""
     code: str = Field("", max_length=1 << 16)
-    """The file's text, at most 64 KiB. It is put here when a spec is read, and goes where the spec goes."""
+    """Text of the file, at most 64 KiB. It is filled in when a spec is read, and travels with the spec."""
     gives: str = Field("right_or_wrong", pattern="^(right_or_wrong|grades)$")
-    """right_or_wrong: a number of at least 1 is a right answer. grades: numbers say how good a response is, and
+    """Meaning of the numbers. right_or_wrong: at least 1 means a right answer. grades: they grade responses, and
     evaluations have their mean, `score@k`."""
     least: float | None = None
-    """With grades: the least number that there can be, with which a seed whose training failed counts. Left out: none
-    is known."""
+    """With grades: the least possible number, used for a seed whose training failed. If left out, it is unknown."""
 
     _function: Callable[..., Any] | None = PrivateAttr(None)
     _broken: BaseException | None = PrivateAttr(None)
@@ -75,6 +110,33 @@ class Python(Reward):
         plain = super().identity()
         del plain["path"]
         return plain | {"code": {"content": hashlib.sha256(self.code.encode()).hexdigest()}}
+
+    def refuses(self, source: Source) -> Issue | None:
+        """See Reward: the set must keep the columns that the function takes."""
+        if not isinstance(source, TableSource):
+            return None
+        columns, own = (
+            source.columns,
+            [*(["user"] if source.columns.user else []), *(["tests"] if source.tests != "none" else [])],
+        )
+        arguments = self._arguments()
+        known = [*arguments.given, *columns.keep, *columns.shown, *own]
+        if not (missing := arguments.missing(known)):
+            return None
+        written = columns.model_dump(mode="json", exclude_unset=True) | {"keep": [*columns.keep, *missing]}
+        line = json.dumps(written, ensure_ascii=False).replace('"', "")
+        message = f"{self.function} takes {', '.join(f'`{name}`' for name in missing)}, which the set does not keep"
+        return Issue(message, (), allowed=", ".join(dict.fromkeys(known)), hint=f"write `columns: {line}`")
+
+    def objects_to(self, problem: Problem) -> Issue | None:
+        """See Reward."""
+        if missing := self._arguments().missing(problem.metadata):
+            known = ", ".join(dict.fromkeys([*self._arguments().given, *problem.metadata]))
+            return Issue(f"{self.function} takes `{missing[0]}`, which a problem does not have", (), allowed=known)
+        return None
+
+    def _arguments(self) -> Arguments:
+        return arguments_of(ast.parse(self.code), self.function)
 
     def grades(self) -> bool:
         """See Reward."""

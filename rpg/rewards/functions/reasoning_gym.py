@@ -95,9 +95,9 @@ REFUSED = {"composite": "it hands the answer on to the scorers of other tasks: n
 
 
 class ReasoningGym(Reward):
-    """The task's own mark, from 0 to 1; partial credit is the task's affair. For reasoning-gym's problems only. Needs
-    bubblewrap. Answers that a task would evaluate are parsed first. Scorers were checked for that in reasoning-gym
-    0.1.25: another version's are refused. An answer on which the task's scorer raises is worth 0."""
+    """The task's own score, from 0 to 1; the task decides about partial credit. For reasoning-gym's problems only.
+    Needs bubblewrap. Answers that a task would evaluate are parsed first. Scorers were checked for that in
+    reasoning-gym 0.1.25; those of other versions are refused. An answer on which the task's scorer raises gets 0."""
 
     largest: ClassVar[float] = 1.0
 
@@ -157,7 +157,7 @@ def why_not(task: str, scorer: type) -> str:
     if task in REFUSED:
         return REFUSED[task]
     if not scorer.__module__.startswith(_LIBRARY):
-        return "nobody has checked whether its scorer evaluates the answer"
+        return "it is not known whether its scorer evaluates the answer as code"
     if (installed := _installed()) != CHECKED_VERSION:
         return f"its scorer was checked in reasoning-gym {CHECKED_VERSION}, and {installed} is installed"
     return ""

@@ -22,8 +22,8 @@ from specs.schema.reward import Reward
 
 
 class RewardModel(Reward):
-    """The value of a sequence classifier for problem and response: of one with a single output that number, of one with
-    several labels the probability of `label`. A graded reward."""
+    """The value of a sequence classifier for problem and response: its output if it has a single one, else the
+    probability of `label`. A graded reward."""
 
     waits: ClassVar[bool] = True
     graded: ClassVar[bool] = True
@@ -31,11 +31,12 @@ class RewardModel(Reward):
     path: str = names_path("directory", min_length=1)
     """Directory of the classifier: config, safetensors, tokenizer. Its chat template writes the conversation."""
     label: str = ""
-    """The label whose probability is the reward, of a classifier with several."""
+    """Label whose probability is the reward, for a classifier with several labels."""
     batch_size: int = execution(16, ge=1, le=512)
-    """Responses that are computed together."""
+    """Responses in a batch of the classifier."""
     max_length: int = Field(0, ge=0)
-    """Tokens of problem and response at most; a longer one cannot be scored. 0: the model's context, at most 16384."""
+    """Most tokens of problem and response; a longer response cannot be scored. 0 means the model's context, at most
+    16384."""
 
     def worst_value(self) -> float | None:
         """See Reward. Known if the value is a probability."""

@@ -32,7 +32,7 @@ class Term(Spec):
 
 class WeightedSum(Reward):
     """The sum of the terms' scores, each times its weight. The first term decides whether a response is correct, and
-    what its answer is: where that is a graded reward, the sum is. Where a term fails, so does the sum."""
+    which answer it has; if that term is graded, so is the sum. If a term fails, the sum fails."""
 
     terms: tuple[Term, ...] = Field(min_length=1)
     """The terms that are added up. The mean of a term's scores over a step, not weighted, is the metric
@@ -58,6 +58,10 @@ class WeightedSum(Reward):
         if len(known) < len(worst):
             return None
         return sum(term.weight * value for term, value in zip(self.terms, known, strict=True))
+
+    def may_be_negative(self) -> bool:
+        """See Reward."""
+        return any(term.weight < 0 or term.reward.may_be_negative() for term in self.terms)
 
     def largest_value(self) -> float:
         """See Reward: the sum of the terms' largest values."""

@@ -40,9 +40,7 @@ class Budget:
             calls, cost = self._spent()
             for name, spent, most in (("calls", calls, self._calls), ("money", cost, self._money)):
                 if most and spent >= most:
-                    hint = (
-                        "raise it, and `rpg run` goes on where it ended: verdicts that were given are not asked again"
-                    )
+                    hint = "raise it, and `rpg run` continues: earlier verdicts are not requested again"
                     raise SpecError(Issue("the judge's budget is spent", (*self._path, name), f"{most:g}", hint=hint))
             self._write(calls + 1, cost)
 

@@ -83,7 +83,7 @@ def _row(judge: Judge, line: str) -> Labelled | str:
     if not all(isinstance(text, str) for text in texts):
         return "prompt, response, answer and author are texts"
     if isinstance(label, bool) or not isinstance(label, int | float) or not math.isfinite(label):
-        return "the label is no number"
+        return "the label is not a number"
     if not judge.compares() and not judge.scale.low <= label <= judge.scale.high:
         return f"the label is not on the judge's scale from {judge.scale.low:g} to {judge.scale.high:g}"
     return Labelled(texts[0], scored_text(judge, texts[1]), float(label), texts[2], texts[3])

@@ -147,7 +147,7 @@ class Endpoint:
             return None, why, _retry_after(headers.get("Retry-After", ""))
         if status in _REFUSED:
             field = "key" if status in (401, 402, 403) and self._settings.key else "endpoint"
-            hint = "`rpg doctor FILE` asks it; with that mended, `rpg run` goes on where it ended"
+            hint = "`rpg doctor FILE` tests it; after fixing that, `rpg run` continues"
             message = f"the {self._settings.who}'s endpoint refuses"
             raise SpecError(Issue(message, (*self._settings.path, field), why, hint=hint))
         if status != httpx.codes.OK:
@@ -183,7 +183,9 @@ def key_of(reference: str, path: tuple[str | int, ...]) -> str:
     try:
         return resolved({"key": reference})["key"]
     except SecretError as error:
-        raise SpecError(Issue(str(error), (*path, "key"), reference, hint="set it where the run scores")) from None
+        raise SpecError(
+            Issue(str(error), (*path, "key"), reference, hint="set it on the machine that scores")
+        ) from None
 
 
 def is_loopback(url: str) -> bool:
@@ -203,7 +205,7 @@ def address_issues(url: str) -> Iterator[Issue]:
         hint = "write key: env:NAME, a variable that holds it"
         yield Issue("an address has no key in it", ("endpoint",), HIDDEN, allowed, hint, snippet=HIDDEN)
     elif not named or parts.query or parts.fragment:
-        yield Issue("is no address of an API", ("endpoint",), url, allowed)
+        yield Issue("is not the address of an API", ("endpoint",), url, allowed)
 
 
 def trouble_of(url: str, key: str, path: tuple[str | int, ...], *, seconds: float) -> str:

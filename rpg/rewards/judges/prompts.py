@@ -143,7 +143,7 @@ def _said(reply: str, key: str, *, at_once: bool) -> str:
         return lines[0]
     word = f"VERDICT-{key}:"
     if not lines[-1].startswith(word):
-        raise ValueError(f"the last line is no verdict: {lines[-1][:60]!r}")
+        raise ValueError(f"the last line is not a verdict: {lines[-1][:60]!r}")
     return lines[-1].removeprefix(word).strip("*` ")
 
 

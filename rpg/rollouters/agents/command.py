@@ -45,26 +45,25 @@ _MOST_OF_AN_ERROR = 500
 
 
 class Command(AgentProgram):
-    """A command. It finds the endpoint in OPENAI_BASE_URL and OPENAI_API_KEY, where clients of OpenAI's interface look
-    by themselves, and the problem on standard input: JSON with `question`, `messages` and `metadata`, without answers
-    and hidden tests. What it writes on standard output is what it returns. It runs in the sandbox, from which it
-    reaches the endpoint and nothing else."""
+    """A command. It gets the endpoint in OPENAI_BASE_URL and OPENAI_API_KEY, which OpenAI clients read by default, and
+    the problem on standard input: JSON with `question`, `messages` and `metadata`, without answers and hidden tests.
+    Its standard output is its return value. It runs in the sandbox, from which it can reach only the endpoint."""
 
     command: tuple[str, ...] = Field(min_length=1)
-    """Program and arguments. `python` is the interpreter of the run; {question} stands for the question's text, {file}
-    for `file`."""
+    """Program and arguments. `python` is the run's interpreter; {question} stands for the question's text, {file} for
+    `file`."""
     file: str = names_path("file", "")
-    """A file of the program, relative to the spec. Its content is in the fingerprint."""
+    """Path of the program's file, relative to the spec. Its content is part of the fingerprint."""
     sealed: bool = execution(True)
-    """Whether it runs in the sandbox, which needs bubblewrap: without a network but the endpoint, with Python, its
-    packages and the system's programs to read, and a /tmp of its own to write. false: it may do what its user may."""
+    """Whether it runs in the sandbox, which needs bubblewrap. There it can reach only the endpoint, read Python, its
+    packages and the system's programs, and write its own /tmp. With false, it has its user's rights."""
     readable: tuple[str, ...] = execution(())
-    """Whole paths of further files and directories that it may read where it is sealed."""
+    """Absolute paths of further files and directories that it may read in the sandbox."""
     memory_gib: float = execution(8.0, gt=0)
-    """GiB of address space that each of its processes may have where it is sealed."""
+    """Address space in GiB of each of its processes in the sandbox."""
     environment: tuple[str, ...] = execution(())
-    """Names of environment variables that it may read, beside those of languages; where it is not sealed, beside those
-    of its user too."""
+    """Names of environment variables that it may read, in addition to those of the locale; outside the sandbox, also in
+    addition to its user's variables."""
 
     @property
     def _program(self) -> str | None:
@@ -88,7 +87,7 @@ class Command(AgentProgram):
     def lacks(self) -> Issue | None:
         """See ProgramSection."""
         if self.sealed and (lack := sandbox.missing()):
-            hint = f"{lack.hint}; or write sealed: false: it may then do what the user of the run may"
+            hint = f"{lack.hint}; or write sealed: false: it then has the rights of the run's user"
             return Issue(f"a program is begun in a sandbox alone: {lack.reason}", ("type",), self.type, hint=hint)
         for number, path in enumerate(self.readable):
             if not Path(path).is_absolute() or not Path(path).exists():
@@ -126,7 +125,7 @@ class Command(AgentProgram):
         if not refused.isdecimal():
             return None
         place, path = named[int(refused)]
-        hint = "list in readable the directory that holds it, and what it links to"
+        hint = "list its directory, and the targets of its links, in readable"
         if os.geteuid() == 0:
             hint += "; a run of root's has its programs be another user: let others read it (chmod o+rX)"
         return Issue("a sealed program cannot read it", place, path, hint=hint)

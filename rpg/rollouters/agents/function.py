@@ -21,11 +21,12 @@ _loads = threading.Lock()
 
 class Function(AgentProgram):
     """A function of a Python file: `solve(problem, base_url, api_key)` returns a text or nothing. The file is loaded
-    once, and the function runs in a thread of the process that samples, so that a response costs no start of an
-    interpreter. It is not sealed: it may do what the run may."""
+    once, and the function runs in a thread of the sampling process, so that a response does not start an interpreter.
+    It is not in the sandbox and has the run's rights."""
 
     file: str = names_path("file")
-    """The file, relative to the spec. Its content is in the fingerprint; it imports installed packages alone."""
+    """Path of the file, relative to the spec. Its content is part of the fingerprint; it can import only installed
+    packages."""
     function: str = Field("solve", pattern=r"^[^\W\d]\w*$")
     """The function's name."""
 
@@ -35,11 +36,11 @@ class Function(AgentProgram):
             functions = self._functions()
         except Exception as error:  # any error that the file raises
             given = f"{type(error).__name__}: {error}"[:500]
-            hint = "install what it imports into the environment of the run"
+            hint = "install its imports in the run's environment"
             return Issue("the file cannot be loaded", ("file",), given, hint=hint)
         if inspect.iscoroutinefunction(functions.get(self.function)):
-            hint = "write it with def; asyncio.run in it runs what is async"
-            return Issue("the function is async, and nobody awaits it", ("function",), self.function, hint=hint)
+            hint = "write it with def, and call async code with asyncio.run"
+            return Issue("the function is async, which is not supported", ("function",), self.function, hint=hint)
         if self.function in functions:
             return None
         allowed = ", ".join(functions) or "the file has no function"

@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 
 
 class Agent(TakingTurns):
-    """A program works on each prompt and asks the policy by OpenAI's chat completions, with tools and as a stream if it
-    likes; each answer is a turn. What it asks is given tokens: context, which nothing trains on. Where a request goes
-    on from what was said, the policy's words stand as it sampled them. Where the program writes its history anew, what
-    follows is trained on behind the new context alone. The response ends with the program."""
+    """A program works on each prompt and calls the policy by OpenAI's chat completions, optionally with tools and as a
+    stream; each answer is a turn. The program's messages are context and are not trained on. If a request continues the
+    conversation, the policy's earlier turns keep their sampled tokens. If the program rewrites its history, later turns
+    are trained on after the new context only. The response ends with the program."""
 
     program: NamedProgram
     """The program, by name or with its options."""
     template: str | None = Field(None, min_length=1)
-    """Jinja template that writes messages, as tokenizers have them. Left out: the model's chat template. A request of
-    the prompt's own messages and no tools is the prompt as it is, whatever wrote it."""
+    """Jinja template for messages, as in tokenizers. If left out, the model's chat template is used. A request with
+    exactly the prompt's messages and no tools yields the prompt unchanged."""
     answer: Literal["last_turn", "returned"] = "last_turn"
-    """Text that is scored. last_turn: that of the policy's last turn; returned: what the program returns, or nothing
-    where it fails."""
+    """Text to score. last_turn: the policy's last turn. returned: the program's return value, or an empty text if it
+    fails."""
     program_seconds: float = Field(300.0, gt=0)
-    """Seconds that the program may take between an answer and its next request or its end. One that takes longer is
-    ended, and its response with it."""
+    """Most seconds of the program between an answer and its next request or its end. A slower program is ended, and its
+    response with it."""
     in_step: bool = False
-    """Whether the sampler waits, wherever it pauses, until each program has asked or ended. What is computed together
-    then follows from what programs ask, and not from how long they take: two runs of programs without chance agree in
-    every bit. A slow program keeps all others waiting, and all programs of a rank are begun at once. false: they agree
-    in their tokens, unless one is decided by a rounding."""
+    """Whether the sampler waits at each pause until every program has sent a request or ended. The batches then depend
+    on the programs' requests and not on their speed, so that two runs of deterministic programs agree in every bit. A
+    slow program delays all others, and all programs of a rank start at once. With false, two runs agree in their
+    tokens, unless rounding decides one."""
     programs_at_once: int = execution(64, ge=1)
-    """Programs under way at once on a rank, unless they go in step."""
+    """Most concurrent programs on a rank, unless `in_step` is true."""
 
     @property
     def asked_at_once(self) -> int:
@@ -96,7 +96,7 @@ class Agent(TakingTurns):
                 "two turns and a request between them do not fit into a response",
                 ("max_turns",),
                 given=str(self.max_turns),
-                hint="raise rollout.max_response_length to 3 or more: it counts what the program asks",
+                hint="raise rollout.max_response_length to 3 or more: it includes the program's requests",
             )
 
     def counterpart(self, tokenizer: "PreTrainedTokenizerBase") -> Counterpart:

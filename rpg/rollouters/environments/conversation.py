@@ -23,20 +23,21 @@ if TYPE_CHECKING:
 
 
 class Conversation(TakingTurns):
-    """The policy speaks with a user, whose words are given tokens: context, which nothing trains on. Responses do not
-    wait for each other. A turn that ends by its end token or a stop text is answered. The last one is scored."""
+    """A conversation of the policy with a user, whose remarks are context and are not trained on. Responses do not wait
+    for each other. The user answers each turn that ends by its end token or a stop text. The last turn is scored."""
 
     user: NamedUser
-    """Who speaks with the policy, by name or with its options."""
+    """User that speaks with the policy, by name or with its options."""
     words: str | None = Field(None, pattern=r"\{words\}")
-    """Text that the policy is given for what the user says, {words}. Left out: the model's chat template writes it."""
+    """Text that the policy gets for a remark, in which {words} stands for the user's words. If left out, the model's
+    chat template writes it."""
     words_tokens: int = Field(256, ge=1)
-    """Tokens of one remark at most, with what stands around it. The end of a longer remark is left out."""
+    """Most tokens of one remark, including the text around it. A longer remark is cut off."""
     user_seconds: float = Field(300.0, gt=0)
-    """Seconds that the user may take for a remark. One that takes longer says nothing more, and the response ends. A
-    model has its own limits instead."""
+    """Most seconds of the user for a remark. If the user takes longer, the response ends. A model has its own limits
+    instead."""
     users_at_once: int = execution(32, ge=1)
-    """Users that are asked at once on a rank."""
+    """Most concurrent users on a rank."""
 
     @property
     def asked_at_once(self) -> int:
@@ -72,10 +73,10 @@ class Conversation(TakingTurns):
         yield from super().issues(max_response_length)
         if self.words_tokens + 2 > max_response_length:
             yield Issue(
-                "a turn, what the user says and another turn do not fit into a response",
+                "two turns and a user's remark between them do not fit into a response",
                 ("words_tokens",),
                 given=str(self.words_tokens),
-                allowed=f"at most {max_response_length - 2}: rollout.max_response_length counts what the user says",
+                allowed=f"at most {max_response_length - 2}: rollout.max_response_length includes the user's remarks",
                 hint="raise rollout.max_response_length, or lower words_tokens",
             )
 

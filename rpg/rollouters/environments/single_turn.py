@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SingleTurn(Rollouter):
-    """A response is what the policy samples until it ends."""
+    """A single turn: the response is the text that the policy samples."""
 
     @property
     def gives_tokens(self) -> bool:

@@ -24,28 +24,27 @@ if TYPE_CHECKING:
 
 
 class Tools(TakingTurns):
-    """The policy may call tools. Answers are given tokens: context, which nothing trains on. A turn of one response is
-    sampled beside any turn of another; a slow tool keeps none but its own response waiting."""
+    """Turns with tools that the policy may call. Answers are context and are not trained on. Turns of different
+    responses are sampled together; a slow tool delays only its own response."""
 
     tools: tuple[NamedTool, ...] = Field(min_length=1)
     """The tools, by name or with their options."""
     format: Format = TagsFormat()
-    """How calls and answers are written: tags or hermes."""
+    """Format of calls and answers: tags or hermes."""
     answer_tokens: int = Field(256, ge=1)
-    """Tokens of one answer at most, with what stands around it. The end of a longer answer is left out."""
+    """Most tokens of one answer, including the text around it. A longer answer is cut off."""
     calls: int = Field(16, ge=1)
-    """Calls in a response at most. Those beyond it are answered by an error."""
+    """Most calls in a response. Further calls are answered with an error."""
     call_seconds: float = Field(30.0, gt=0)
-    """Seconds of the calls of a turn at most, from when they are made. Calls that take longer are ended, and answered
-    by an error."""
+    """Most seconds of a turn's calls, from their start. Calls that take longer are ended and answered with an error."""
     seconds: float | None = addition(None, gt=0)
-    """Seconds that all calls of a response may take together; those beyond it are answered by an error. Left out: as
-    many as the calls take. Which calls these are depends on the machine: a run that is killed goes on as it was, since
-    what was said is kept, but another run may differ."""
+    """Most seconds of all calls of a response together; further calls are answered with an error. If left out, there is
+    no limit. The machine's speed decides which calls exceed it: a killed run continues unchanged, since answers are
+    stored, but another run may differ."""
     rewards: CallRewards = addition(CallRewards())
-    """Rewards of a turn for its calls, beside the reward of the response."""
+    """Rewards of a turn for its calls, in addition to the reward of the response."""
     calls_at_once: int = execution(32, ge=1)
-    """Calls under way at once on a rank."""
+    """Most concurrent calls on a rank."""
 
     @property
     def asked_at_once(self) -> int:
@@ -148,7 +147,7 @@ class Tools(TakingTurns):
                 "a call does not say of which tool it is",
                 ("format", "call"),
                 given=self.format.call,
-                hint="write {tool} where the tool's name stands",
+                hint="write {tool} in place of the tool's name",
             )
 
     def counterpart(self, tokenizer: "PreTrainedTokenizerBase") -> Counterpart:

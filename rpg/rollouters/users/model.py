@@ -33,28 +33,28 @@ logger = logging.getLogger(__name__)
 
 
 class Model(User):
-    """A language model behind an address. It sees the conversation with roles swapped: what the policy says is said to
-    it, and the problem and its own remarks are its words. It ends the conversation by a word, or says nothing more."""
+    """A language model at an address. It sees the conversation with roles swapped: the policy's turns are messages to
+    it, and the problem and its own remarks are its messages. It can end the conversation with a word."""
 
     model: str = Field(min_length=1)
     """The model's name at the endpoint."""
     endpoint: str = execution()
     """Address of an OpenAI-compatible API up to /v1, http or https."""
     key: SecretReference | None = execution(None)
-    """env:NAME or file:/PATH of the endpoint's key; left out: it wants none."""
+    """env:NAME or file:/PATH of the endpoint's key. Leave it out if the endpoint needs no key."""
     instruction: str = Field(min_length=1)
-    """Who it is and what it wants, in words for the model: its system message. {question} and {answer} stand for those
-    of the problem, {user} for the texts that the problem's row holds in `columns.user`, a line each."""
+    """System message that describes the user and its aim to the model. {question} and {answer} stand for those of the
+    problem, {user} for the texts in the problem's `columns.user`, one per line."""
     end: str = ""
-    """A reply with this word in it ends the conversation, and is not said. Empty: there is none."""
+    """Word that ends the conversation: a reply with it is not passed on. Empty means no such word."""
     temperature: float = Field(1.0, ge=0)
     """Temperature of its sampling."""
     max_tokens: int = Field(256, ge=1)
-    """Tokens of a reply at most, in the model's own tokens."""
+    """Most tokens of a reply, in the model's own tokens."""
     timeout_seconds: float = execution(120.0, gt=0)
-    """A call is given up after so long, and tried again."""
+    """Seconds after which a call is aborted and retried."""
     patience_seconds: float = execution(1800.0, gt=0)
-    """How long the endpoint may be away or ask to be left alone before the attempt ends, to be retried."""
+    """Seconds that the endpoint may be unreachable or refuse requests before the attempt ends, to be retried."""
 
     @property
     def own_seconds(self) -> float | None:

@@ -8,12 +8,12 @@ from rpg.types import Problem
 
 
 class Scripted(User):
-    """Says one text after each turn of the policy, in order, and nothing after the last."""
+    """A user with fixed texts: it says one after each turn of the policy, in order, and nothing after the last."""
 
     immediate: ClassVar[bool] = True
 
     says: tuple[str, ...] = ()
-    """What it says, the same in every conversation. Left out: what the problem's row holds in `columns.user`."""
+    """Texts of the user, the same in every conversation. If left out, those in the problem's `columns.user`."""
 
     def reply(self, problem: Problem, said: Sequence[str], seed: int) -> Remark | None:  # noqa: ARG002 (not random)
         """See User."""

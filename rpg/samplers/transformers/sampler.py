@@ -15,15 +15,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rpg.pretrained import context_of, model_of, special_tokens
+from rpg.pretrained import context_of
 from rpg.routing import choices_taken
-from rpg.samplers.base import AdmitMore, InProcessSampler, SamplerSettings
+from rpg.samplers.base import AdmitMore, InProcessSampler
 from rpg.samplers.stop_texts import StopTextWatch, tokenizer_in
 from rpg.samplers.transformers.attention import ATTENTION
 from rpg.samplers.transformers.cache import caches_all_layers
 from rpg.samplers.transformers.decoding import Decoding, WatchFn
 from rpg.types import OnResponse, Sampling
-from specs.schema.rollout import TransformersRollout
 
 _UNBOUNDED = 1 << 20
 """Most tokens of prompt and response together for a model whose config has no bound."""
@@ -81,6 +80,7 @@ class TransformersSampler(InProcessSampler):
         admit: AdmitMore | None = None,
         *,
         open_ended: bool = False,
+        on_unfinished: OnResponse | None = None,
     ) -> int:
         admitted = admit("idle") if admit else len(prompts)
         if admitted is None:
@@ -103,7 +103,7 @@ class TransformersSampler(InProcessSampler):
                 max_length=self._max_length,
                 taken=taken,
             )
-            return decoding.run(on_response, admit)
+            return decoding.run(on_response, admit, on_unfinished)
 
     @property
     def max_length(self) -> int:
@@ -125,7 +125,14 @@ class TransformersSampler(InProcessSampler):
             copy_weights(self._model, weights)
         self.policy_version = policy_version
 
-    def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
+    def logprobs(
+        self,
+        token_ids: Sequence[int],
+        *,
+        prompt_length: int,
+        temperature: float = 1.0,
+        engine: int = 0,  # noqa: ARG002  # there is one
+    ) -> list[float]:
         """Returns logprobs of the tokens after the prompt, nats, from one pass without a cache."""
         return model_logprobs(self._model, token_ids, prompt_length=prompt_length, temperature=temperature)
 
@@ -137,29 +144,6 @@ class TransformersSampler(InProcessSampler):
 
     def close(self) -> None:
         """Does nothing: nothing is held between calls."""
-
-
-def open_sampler(rollout: TransformersRollout, settings: SamplerSettings) -> TransformersSampler:
-    """Opens the sampler on the learner's own module if that is given, else on the weights in the directory.
-
-    Raises:
-        SpecError: the directory names no end token.
-    """
-    tokens = special_tokens(settings.weights_dir)
-    model = settings.learner_model
-    if model is None:
-        dtype = settings.precision or ("float32" if settings.device.type == "cpu" else "auto")
-        model = model_of(settings.weights_dir, dtype=dtype)
-        model.to(settings.device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
-    return TransformersSampler(
-        model,
-        eos_id=tokens.eos_ids,
-        pad_id=tokens.pad_id,
-        max_concurrent=rollout.max_concurrent,
-        max_length=settings.max_length,
-        shared=settings.learner_model is not None,
-        tokenizer_dir=settings.weights_dir,
-    )
 
 
 def model_logprobs(

@@ -1,18 +1,24 @@
-"""Sampling with a vLLM engine in its own process, on its own GPUs if there are any.
+"""Sampling with engines in their own processes, on their own GPUs if there are any.
 
-The process answers calls over a connection. It is a child of the rank (`child_engine`), or on a machine without ranks
+A process answers calls over a connection. It is a child of the rank (`child_engine`), or on a machine without ranks
 (`remote_engine`); docs/decisions/0009-dedicated-engine.md compares both with vLLM's server.
+
+A rank may have several engines. The prompts of a call are dealt over them by their order alone, and while prompts or
+turns are admitted the engines wait for each other, as ranks do. So timing decides nothing, and a resume is exact.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from rpg.samplers.vllm.engine import EngineSettings
-from rpg.samplers.vllm.engine_process import Call, Reply
+from rpg.samplers.base import response_limits
+from rpg.samplers.vllm.engine import AnyEngineSettings
+from rpg.samplers.vllm.engine_process import Reply
 from rpg.samplers.vllm.weight_transfer import WeightTransfer, open_transfer
-from rpg.types import Admit, NextTurns, OnResponse, RolloutGroup, Sampling
+from rpg.types import Admit, NextTurns, OnResponse, Pause, Rollout, RolloutGroup, Sampling, TurnRequest
 from specs.errors import SpecError
 
 _POLL_SECONDS = 0.5
@@ -31,6 +37,10 @@ class EngineConnection(Protocol):
 
     def recv(self) -> Any:
         """Returns the next value. Raises EOFError or OSError if the connection has ended."""
+        ...
+
+    def fileno(self) -> int:
+        """Returns the file descriptor, which is readable when there is something to receive."""
         ...
 
     def poll(self, timeout: float = 0.0, /) -> bool:
@@ -67,26 +77,29 @@ class EngineProcess(Protocol):
 
 
 class DedicatedSampler:
-    """A sampler with an engine in its own process."""
+    """A sampler with one or several engines, each in its own process."""
 
-    def __init__(self, settings: EngineSettings, process: EngineProcess) -> None:
-        """Starts the engine and waits until it is ready.
+    def __init__(self, settings: AnyEngineSettings, processes: Sequence[EngineProcess]) -> None:
+        """Starts the engines and waits until they are ready.
 
         Args:
-            settings: settings of the engine.
-            process: the process that serves it. The sampler ends it.
+            settings: settings of each engine.
+            processes: the processes that serve them. The sampler ends them.
         Raises:
             SpecError: vLLM cannot run this model, or not with these settings.
-            EngineProcessError: the process failed.
+            EngineProcessError: a process failed.
         """
         self.policy_version = 0
-        self._process = process
-        self._connection = process.connection
+        self.engines = len(processes)
+        self._max_length = settings.max_length
+        self._processes = tuple(processes)
         self._transfer: WeightTransfer | None = None
         try:
-            self._connection.send(settings)
-            self._reply("start")
-            self._transfer = open_transfer(settings, self.call, sender_address=process.sender_address)
+            for process in processes:
+                process.connection.send(settings)
+            self._results("start")
+            address = processes[0].sender_address
+            self._transfer = open_transfer(settings, self.call, sender_address=address, engines=self.engines)
         except BaseException:
             self.close()
             raise
@@ -102,22 +115,17 @@ class DedicatedSampler:
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
         """Returns `group_size` responses to each prompt; see VllmSampler."""
-        arguments = {
-            "prompts": [list(prompt) for prompt in prompts],
-            "group_size": group_size,
-            "sampling": sampling,
-            "seeds": list(seeds),
-            "limits": None if limits is None else list(limits),
-        }
-        self._send(("generate", arguments | {"on_response": on_response is not None}))
-        while True:
-            kind, value = self._receive("generate")
-            if kind == "response":
-                assert on_response is not None
-                on_response(*value)
-                continue
-            groups: list[RolloutGroup] = self._result("generate", kind, value)
-            return groups
+        shares = self._shares(len(prompts))
+        most = response_limits(prompts, sampling, seeds, limits, max_length=self._max_length)
+        busy = [engine for engine, share in enumerate(shares) if share]
+        for engine in busy:
+            arguments = _arguments(prompts, seeds, shares[engine], group_size, sampling)
+            of_share = [most[place] for place in shares[engine]]
+            self._send(engine, "generate", arguments | {"limits": of_share, "on_response": on_response is not None})
+        ended = _in_call(shares, group_size, on_response) if on_response else None
+        results: list[list[RolloutGroup]] = self._results("generate", ended, of=busy)
+        groups = dict(zip(chain(*shares), chain(*results), strict=True))
+        return [groups[place] for place in range(len(prompts))]
 
     def stream(
         self,
@@ -129,36 +137,57 @@ class DedicatedSampler:
         admit: Admit,
         on_response: OnResponse,
     ) -> int:
-        """Samples prompts as they are admitted; see Sampler. The engine waits during `admit`."""
-        arguments = {
-            "prompts": [list(prompt) for prompt in prompts],
-            "group_size": group_size,
-            "sampling": sampling,
-            "seeds": list(seeds),
-        }
-        self._send(("stream", arguments | {"admit": True, "on_response": True}))
-        while True:
-            kind, value = self._receive("stream")
-            if kind == "response":
-                on_response(*value)
-            elif kind == "admit":
-                self._connection.send(admit())
-            else:
-                unfinished: int = self._result("stream", kind, value)
-                return unfinished
+        """Samples prompts as they are admitted; see Sampler. All engines wait during `admit`."""
+        shares = self._shares(len(prompts))
+        response_limits(prompts, sampling, seeds, None, max_length=self._max_length)
+        for engine, share in enumerate(shares):
+            arguments = _arguments(prompts, seeds, share, group_size, sampling)
+            self._send(engine, "stream", arguments | {"admit": True, "on_response": True})
 
-    def serve(self, next_turns: NextTurns, *, sampling: Sampling, on_response: OnResponse) -> int:
-        """Samples turns as they are requested; see Sampler. The engine waits during `next_turns`."""
-        self._send(("serve", {"sampling": sampling, "next_turns": True, "on_response": True}))
-        while True:
-            kind, value = self._receive("serve")
-            if kind == "response":
-                on_response(*value)
-            elif kind == "next_turns":
-                self._connection.send(next_turns(value))
-            else:
-                unfinished: int = self._result("serve", kind, value)
-                return unfinished
+        def admitted(_: Sequence[Any]) -> list[int | None]:
+            count = admit()
+            return [None if count is None else sum(place < count for place in share) for share in shares]
+
+        return sum(self._results("stream", _in_call(shares, group_size, on_response), admitted))
+
+    def serve(
+        self,
+        next_turns: NextTurns,
+        *,
+        sampling: Sampling,
+        on_response: OnResponse,
+        on_unfinished: OnResponse | None = None,
+    ) -> int:
+        """Samples turns as they are requested; see Sampler. All engines wait during `next_turns`. The turns of a prompt
+        go to one engine. Several engines ask for turns every ADMISSION_STEPS steps, and not when a turn has ended."""
+        asks = "always" if self.engines == 1 else "together"
+        wanted = {"next_turns": asks, "on_response": True, "on_unfinished": on_unfinished is not None}
+        for engine in range(self.engines):
+            self._send(engine, "serve", {"sampling": sampling, **wanted})
+        numbers: list[list[int]] = [[] for _ in self._processes]
+        count = 0
+
+        def turns(pauses: Sequence[Pause]) -> list[list[TurnRequest] | None]:
+            nonlocal count
+            requested = next_turns(pauses[0] if len({*pauses}) == 1 else "steps")
+            if requested is None:
+                return [None] * self.engines
+            begun: list[list[TurnRequest] | None] = [[] for _ in self._processes]
+            for turn in requested:
+                engine = self._engine_of(turn.prompt)
+                begun[engine].append(turn)  # type: ignore[union-attr]
+                numbers[engine].append(count)
+                count += 1
+            return begun
+
+        def ended(engine: int, number: int, rollout: Rollout) -> None:
+            on_response(numbers[engine][number], rollout)
+
+        def cut(engine: int, number: int, rollout: Rollout) -> None:
+            assert on_unfinished is not None
+            on_unfinished(numbers[engine][number], rollout)
+
+        return sum(self._results("serve", ended, turns, on_unfinished=cut))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
         """Transfers the weights: by nccl or ipc on GPUs, as safetensors on a CPU."""
@@ -166,11 +195,13 @@ class DedicatedSampler:
         self._transfer.send(weights, policy_version)
         self.policy_version = policy_version
 
-    def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
-        """Returns logprobs of the tokens after the prompt, nats; see VllmSampler."""
-        logprobs: list[float] = self.call(
-            "logprobs", token_ids=list(token_ids), prompt_length=prompt_length, temperature=temperature
-        )
+    def logprobs(
+        self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0, engine: int = 0
+    ) -> list[float]:
+        """Returns logprobs of the tokens after the prompt under an engine's weights, nats; see VllmSampler."""
+        arguments = {"token_ids": list(token_ids), "prompt_length": prompt_length, "temperature": temperature}
+        self._send(engine, "logprobs", arguments)
+        logprobs: list[float] = self._results("logprobs", of=[engine])[0]
         return logprobs
 
     def forget(self) -> None:
@@ -178,49 +209,150 @@ class DedicatedSampler:
         self.call("forget")
 
     def sleep(self) -> None:
-        """Does nothing: the engine's memory is separate."""
+        """Does nothing: the engines' memory is separate."""
 
-    def call(self, method: str, /, **arguments: Any) -> Any:
-        """Calls a method of the engine's VllmSampler and returns its result.
+    def call(self, method: str, /, each: Sequence[Mapping[str, Any]] = (), **arguments: Any) -> list[Any]:
+        """Calls a method of each engine's VllmSampler at the same time and returns the results.
 
+        Args:
+            method: the method's name.
+            each: further arguments of each engine, if they differ.
+            arguments: arguments for all.
         Raises:
             SpecError, ValueError: the method raised it.
-            EngineProcessError: the method failed otherwise, or the process has ended.
+            EngineProcessError: the method failed otherwise, or a process has ended.
         """
-        self._send((method, arguments))
-        return self._reply(method)
+        for engine in range(self.engines):
+            self._send(engine, method, arguments | dict(each[engine] if each else {}))
+        return self._results(method)
 
-    def _send(self, call: Call) -> None:
+    def _engine_of(self, place: int) -> int:
+        """Returns the engine of a prompt: back and forth, so that each gets long ones and short ones if they are in
+        order."""
+        turn, engine = divmod(place, self.engines)
+        return self.engines - 1 - engine if turn % 2 else engine
+
+    def _shares(self, count: int) -> list[list[int]]:
+        """Returns the places of each engine's prompts, ascending."""
+        return [[place for place in range(count) if self._engine_of(place) == each] for each in range(self.engines)]
+
+    def _send(self, engine: int, method: str, arguments: Mapping[str, Any]) -> None:
+        process = self._processes[engine]
         try:
-            self._connection.send(call)
+            process.connection.send((method, dict(arguments)))
         except OSError:
             # The engine's end is the cause, not the connection: no rank was lost.
-            raise self._process.end_error(call[0]) from None
+            raise process.end_error(method) from None
 
-    def _reply(self, method: str) -> Any:
-        return self._result(method, *self._receive(method))
+    def _results(
+        self,
+        method: str,
+        on_response: Callable[[int, int, Rollout], None] | None = None,
+        answers: Callable[[list[Any]], Sequence[Any]] | None = None,
+        *,
+        of: Sequence[int] | None = None,
+        on_unfinished: Callable[[int, int, Rollout], None] | None = None,
+    ) -> list[Any]:
+        """Receives messages until each engine has its result, and returns these.
 
-    def _receive(self, method: str) -> Reply:
+        Args:
+            method: method that the engines were called for.
+            on_response: called with engine, index and response.
+            answers: returns an answer for each engine, given the questions of all.
+            of: engines that were called. If left out, all of them.
+            on_unfinished: called with engine, index and the tokens so far of an unfinished turn.
+        Raises:
+            SpecError, ValueError: an engine raised it. By then all others have ended the call.
+            EngineProcessError: an engine failed otherwise, or has ended.
+        """
+        engines = list(range(self.engines) if of is None else of)
+        told = {"response": on_response, "unfinished": on_unfinished}
+        results: dict[int, Any] = {}
+        questions: dict[int, Any] = {}
+        refusals: list[Exception] = []
+        while len(results) < len(engines):
+            for engine in self._ready(method, engines):
+                kind, value = self._receive(engine, method)
+                if kind == "question":
+                    questions[engine] = value
+                elif kind not in told:
+                    results[engine] = value
+                    refusals += _refusal(method, kind, value)
+                elif not refusals:
+                    callback = told[kind]
+                    assert callback is not None
+                    callback(engine, *value)
+            if refusals or len(questions) == len(engines):
+                asked = list(questions)
+                given = answers([questions[engine] for engine in engines]) if answers and not refusals else None
+                for engine in asked:
+                    self._processes[engine].connection.send(given[engine] if given else None)
+                questions.clear()
+        if refusals:
+            raise refusals[0]
+        return [results[engine] for engine in engines]
+
+    def _ready(self, method: str, engines: Sequence[int]) -> list[int]:
+        """Waits until engines have said something, and returns those."""
+        connections: list[Any] = [self._processes[engine].connection for engine in engines]
+        while not (ready := wait(connections, _POLL_SECONDS)):
+            for engine in engines:
+                process = self._processes[engine]
+                if process.has_ended() and not process.connection.poll():
+                    raise process.end_error(method)
+        return [engine for engine, connection in zip(engines, connections, strict=True) if connection in ready]
+
+    def _receive(self, engine: int, method: str) -> Reply:
+        process = self._processes[engine]
         try:
-            while not self._connection.poll(_POLL_SECONDS):
-                if self._process.has_ended() and not self._connection.poll():
-                    raise self._process.end_error(method)
-            reply: Reply = self._connection.recv()
+            reply: Reply = process.connection.recv()
             return reply
         except (EOFError, OSError):
-            raise self._process.end_error(method) from None
-
-    def _result(self, method: str, kind: str, value: Any) -> Any:
-        if kind == "spec_error":
-            raise SpecError(*value)
-        if kind == "value_error":
-            raise ValueError(value)
-        if kind == "failed":
-            raise EngineProcessError(f"the engine's process failed in {method}:\n{value}")
-        return value
+            raise process.end_error(method) from None
 
     def close(self) -> None:
-        """Ends the engine's process."""
+        """Ends the engines' processes."""
         if self._transfer is not None:
             self._transfer.close()
-        self._process.close()
+        for process in self._processes:
+            process.connection.close()  # all end at the same time
+        for process in self._processes:
+            process.close()
+
+
+def _arguments(
+    prompts: Sequence[Sequence[int]], seeds: Sequence[int], share: Sequence[int], group_size: int, sampling: Sampling
+) -> dict[str, Any]:
+    """Returns an engine's arguments for its share of the prompts."""
+    dealt = [list(prompts[place]) for place in share]
+    return {
+        "prompts": dealt,
+        "group_size": group_size,
+        "sampling": sampling,
+        "seeds": [seeds[place] for place in share],
+    }
+
+
+def _in_call(
+    shares: Sequence[Sequence[int]], group_size: int, on_response: OnResponse
+) -> Callable[[int, int, Rollout], None]:
+    """Returns a callback that hands on an engine's response with its index in the whole call."""
+
+    def ended(engine: int, index: int, rollout: Rollout) -> None:
+        place, member = divmod(index, group_size)
+        on_response(shares[engine][place] * group_size + member, rollout)
+
+    return ended
+
+
+def _refusal(method: str, kind: str, value: Any) -> list[Exception]:
+    """Returns the error with which an engine refused a call, if it did.
+
+    Raises:
+        EngineProcessError: the call failed.
+    """
+    if kind == "failed":
+        raise EngineProcessError(f"the engine's process failed in {method}:\n{value}")
+    if kind == "spec_error":
+        return [SpecError(*value)]
+    return [ValueError(value)] if kind == "value_error" else []

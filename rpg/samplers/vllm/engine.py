@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -29,11 +29,46 @@ Transfer = Literal["", "nccl", "ipc"]
 is in this process."""
 
 
+class AnyEngineSettings(Protocol):
+    """The common part of the settings of engines in processes of their own."""
+
+    @property
+    def weights_dir(self) -> Path:
+        """Returns the directory with the model's config."""
+        ...
+
+    @property
+    def device_type(self) -> str:
+        """Returns cpu or cuda."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """Returns the most tokens of prompt and response together."""
+        ...
+
+    @property
+    def transfer(self) -> Transfer:
+        """Returns the way of the weights."""
+        ...
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Returns the number of processes over which each weight matrix is split."""
+        ...
+
+    @property
+    def sampler(self) -> str:
+        """Returns what opens the engine with these settings, in the form MODULE:NAME."""
+        ...
+
+
 @message
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Settings with which an engine is started."""
 
+    sampler: ClassVar = "rpg.samplers.vllm.sampler:VllmSampler"
     weights_dir: Path
     """Directory with config and safetensors of a transformers model, and its tokenizer if there are stop texts."""
     eos_ids: tuple[int, ...]

@@ -10,18 +10,22 @@ import signal
 import sys
 import threading
 import traceback
+from functools import partial
 from multiprocessing.connection import Connection
+from pkgutil import resolve_name
 from typing import Any
 
+from rpg.processes.numa import unbind
 from specs.errors import SpecError
 from specs.machine.parent import before_torch, die_with_parent
 
 Call = tuple[str, dict[str, Any]]
 """Method and its arguments."""
 Reply = tuple[str, Any]
-"""Kind and content. During `generate` or `stream`: ("response", (index, rollout)). During `stream` also ("admit",
-None), a question: the trainer answers how many prompts may start, or None. At the end of a call: ("result", returned
-value), ("spec_error", issues), ("value_error", message) or ("failed", traceback)."""
+"""Kind and content. While sampling: ("response", (index, rollout)). During `stream` also ("question", None): the
+trainer answers how many prompts may start, or None. During `serve` ("question", pause): it answers which turns begin,
+or None, and ("unfinished", (number, rollout)) follows for each unfinished turn. At the end of a call: ("result",
+returned value), ("spec_error", issues), ("value_error", message) or ("failed", traceback)."""
 
 METHODS = frozenset(
     {
@@ -52,10 +56,8 @@ def serve(connection: Any) -> None:
         connection: the connection to its rank, see `dedicated.EngineConnection`.
     """
     settings: Any = connection.recv()
-    from rpg.samplers.vllm.sampler import VllmSampler
-
     try:
-        sampler = VllmSampler(settings)
+        sampler = resolve_name(settings.sampler)(settings)
     except Exception as error:
         connection.send(_failure(error))
         return
@@ -65,20 +67,27 @@ def serve(connection: Any) -> None:
             method, arguments = connection.recv()
             if arguments.get("on_response"):
                 arguments["on_response"] = lambda *response: connection.send(("response", response))
+            if arguments.get("on_unfinished"):
+                arguments["on_unfinished"] = lambda *response: connection.send(("unfinished", response))
             if arguments.get("admit"):
-                arguments["admit"] = lambda: _ask(connection, "admit")
-            if arguments.get("next_turns"):
-                arguments["next_turns"] = lambda pause: _ask(connection, "next_turns", pause)
+                arguments["admit"] = lambda: _ask(connection)
+            if asks := arguments.get("next_turns"):
+                arguments["next_turns"] = partial(_ask_for_turns, connection, asks)
             connection.send(_answer(sampler, method, arguments))
     except (EOFError, OSError):  # the trainer has closed its end, or has died
         sampler.close()
         os._exit(0)  # the interpreter's own cleanup would take seconds to free memory that the system frees anyway
 
 
-def _ask(connection: Any, question: str, value: Any = None) -> Any:
+def _ask(connection: Any, pause: str | None = None) -> Any:
     """Asks the trainer what may start, and returns its answer."""
-    connection.send((question, value))
+    connection.send(("question", pause))
     return connection.recv()
+
+
+def _ask_for_turns(connection: Any, asks: str, pause: str) -> Any:
+    """Asks the trainer which turns begin. An engine that has to wait for others does not ask when a turn has ended."""
+    return () if asks == "together" and pause == "ended" else _ask(connection, pause)
 
 
 def _answer(sampler: Any, method: str, arguments: dict[str, Any]) -> Reply:
@@ -101,5 +110,6 @@ if __name__ == "__main__":
     assert threading.current_thread() is threading.main_thread()
     before_torch()
     die_with_parent(int(sys.argv[2]))
+    unbind()
     prepare()
     serve(Connection(int(sys.argv[1])))

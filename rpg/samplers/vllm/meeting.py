@@ -105,7 +105,7 @@ def meet_engine(number: int, key: bytes, store: "Store", *, seconds: float = MEE
     try:
         store.wait([_place(number)], timedelta(seconds=seconds))
     except DistStoreError:
-        raise MeetingError(f"engine {number} has not said within {seconds:g} s where it is") from None
+        raise MeetingError(f"engine {number} has not reported its address within {seconds:g} s") from None
     address, port, host = json.loads(store.get(_place(number)))
     try:
         reached = socket.create_connection((address, port))
@@ -114,7 +114,7 @@ def meet_engine(number: int, key: bytes, store: "Store", *, seconds: float = MEE
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
     except (AuthenticationError, AssertionError):  # AssertionError if the peer's message is not a challenge
-        raise MeetingError(f"who listens at {address}:{port} for engine {number} has another launch's key") from None
+        raise MeetingError(f"the process at {address}:{port} for engine {number} has another launch's key") from None
     except (EOFError, OSError) as error:
         raise MeetingError(f"engine {number} on {host} cannot be reached at {address}:{port}: {error}") from None
     _limit_silence(connection, 0)

@@ -1,25 +1,24 @@
-"""Placement of a rank's vLLM engine: in this process, or in a separate one, which other ranks may share and which may
-be on another machine."""
+"""Placement of a rank's engines: in this process, or in separate ones, which other ranks may share and which may be on
+other machines."""
 
-import os
-from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from rpg.pretrained import special_tokens
 from rpg.processes import ranks
 from rpg.samplers.base import Sampler, SamplerSettings
 from rpg.samplers.out_of_memory import memory_of_sampler
-from rpg.samplers.sampling_ranks import has_sampler
+from rpg.samplers.sampling_ranks import own_samplers, ranks_together
 from rpg.samplers.vllm.child_engine import ChildEngine
 from rpg.samplers.vllm.dedicated import DedicatedSampler, EngineProcess
-from rpg.samplers.vllm.engine import EngineSettings, Transfer
+from rpg.samplers.vllm.engine import AnyEngineSettings, EngineSettings, Transfer
 from rpg.samplers.vllm.remote_engine import RemoteEngine
 from rpg.samplers.vllm.sampler import VllmSampler
 from rpg.samplers.vllm.sharing import GuestSampler, HostSampler, opened_on_all_ranks
 from specs.errors import Issue, SpecError
 from specs.machine.gpu_slots import gpu_at, gpus_of_run
 from specs.machine.launch import engines_elsewhere
-from specs.schema.rollout import VllmRollout
+from specs.schema.rollout import Rollout, VllmRollout
 
 
 def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
@@ -61,47 +60,55 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
     with memory_of_sampler(rollout, device):
         if rollout.placement == "colocated":
             return VllmSampler(engine)
-        on_gpu = device.type == "cuda"
-        if on_gpu:
+        if device.type == "cuda":
             engine = replace(engine, transfer=transfer_to_engines(rollout))
-        gpus = engine_gpus(rollout) if on_gpu and not engines_elsewhere() else ()
-        if rollout.ranks_per_engine == 1:
-            return DedicatedSampler(engine, _process(rollout, gpus))
-        return opened_on_all_ranks(
-            lambda: HostSampler(engine, _process(rollout, gpus)) if has_sampler(rollout) else GuestSampler(engine)
-        )
+        return open_engines(rollout, engine)
 
 
-def _process(rollout: VllmRollout, gpus: Sequence[str]) -> EngineProcess:
-    """Returns the process of the engine that this rank holds. `gpus` are the engine's GPUs, if it is on this
-    machine."""
-    return RemoteEngine(ranks.rank() // rollout.ranks_per_engine) if engines_elsewhere() else ChildEngine(gpus)
+def open_engines(rollout: Rollout, settings: AnyEngineSettings) -> DedicatedSampler | GuestSampler:
+    """Opens this rank's engines in processes of their own, or shares that of another rank. All ranks call it.
+
+    Args:
+        rollout: the section as a machine has it, see `Experiment.sampling`.
+        settings: settings of each engine.
+    Raises:
+        SpecError: an engine does not start, or has no GPU.
+    """
+    numbers, elsewhere = own_samplers(rollout), engines_elsewhere()
+    places = engine_gpus(rollout) if settings.device_type == "cuda" and not elsewhere else {}
+    is_shared = rollout.samplers(ranks_together()) < ranks_together()
+
+    def processes() -> list[EngineProcess]:
+        with ExitStack() as opened:
+            made: list[EngineProcess] = []
+            for number in numbers:
+                made.append(RemoteEngine(number) if elsewhere else ChildEngine(places.get(number, ())))
+                opened.callback(made[-1].close)
+            opened.pop_all()
+            return made
+
+    if not is_shared:
+        return DedicatedSampler(settings, processes())
+    return opened_on_all_ranks(lambda: HostSampler(settings, processes()) if numbers else GuestSampler(settings))
 
 
-def engine_gpus(rollout: VllmRollout) -> tuple[str, ...]:
-    """Returns the GPUs of the engine that serves this rank, in the form of CUDA_VISIBLE_DEVICES. All ranks call it.
+def engine_gpus(rollout: Rollout) -> dict[int, tuple[str, ...]]:
+    """Returns the GPUs of each of this rank's engines, in the form of CUDA_VISIBLE_DEVICES. All ranks call it.
 
     Raises:
         SpecError: the engines of a machine cannot be on the GPUs that the spec names. All ranks raise it, since they
             would wait forever for a single rank that did.
     """
-    if issues := list(rollout.placement_issues(ranks.gather(_local_ranks()))):
+    local_ranks = ranks.on_this_machine()
+    if issues := list(rollout.placement_issues(ranks.gather(local_ranks))):
         raise SpecError(*issues)
-    places = rollout.engine_places(_local_ranks())[ranks.local_rank() // rollout.ranks_per_engine]
-    return tuple(gpu_at(gpus_of_run(), place) for place in places)
+    places, known = rollout.engine_places(local_ranks), gpus_of_run()
+    return {number: tuple(gpu_at(known, place) for place in places[number]) for number in own_samplers(rollout)}
 
 
 def transfer_to_engines(rollout: VllmRollout) -> Transfer:
     """Returns how weights reach the engines: ipc if they are on GPUs of the ranks that they serve, nccl if they are on
     others; the same way in the whole run. A GPU cannot be in nccl's group twice, as rank and as engine; and with ipc
     all ranks take part."""
-    shared = not engines_elsewhere() and rollout.share_gpus([_local_ranks()]) == {True}
+    shared = not engines_elsewhere() and rollout.share_gpus([ranks.on_this_machine()]) == {True}
     return "ipc" if shared else "nccl"
-
-
-def _local_ranks() -> int:
-    """Returns the number of ranks of this machine."""
-    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
-        if name in os.environ:
-            return int(os.environ[name])
-    return 1

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rpg.processes import ranks
 from rpg.samplers.vllm.dedicated import DedicatedSampler
-from rpg.samplers.vllm.engine import EngineSettings
+from rpg.samplers.vllm.engine import AnyEngineSettings
 from rpg.samplers.vllm.weight_transfer import open_guests_transfer
 from rpg.types import Admit, NextTurns, RolloutGroup
 from specs.errors import Issue, SpecError
@@ -21,16 +21,20 @@ from specs.errors import Issue, SpecError
 class HostSampler(DedicatedSampler):
     """The engine, on the rank that holds it."""
 
-    def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
+    def logprobs(
+        self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0, engine: int = 0
+    ) -> list[float]:
         """See DedicatedSampler. All ranks call it; the guests get the engine's result."""
-        engine = super().logprobs
-        return _from_host(lambda: engine(token_ids, prompt_length=prompt_length, temperature=temperature))
+        ask = super().logprobs
+        return _from_host(lambda: ask(token_ids, prompt_length=prompt_length, temperature=temperature, engine=engine))
 
 
 class GuestSampler:
     """The engine, on a rank that shares another rank's. It gets no prompts."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    engines = 1
+
+    def __init__(self, settings: AnyEngineSettings) -> None:
         """Takes the engine's settings."""
         self.policy_version = 0
         self._transfer = open_guests_transfer(settings)

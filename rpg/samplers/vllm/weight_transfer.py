@@ -7,7 +7,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from rpg.pretrained import config_of
-from rpg.samplers.vllm.engine import EngineSettings, process_restored
+from rpg.samplers.vllm.engine import AnyEngineSettings, process_restored
 
 CallFn = Callable[..., Any]
-"""(method, **arguments) -> result of that method of the engine's VllmSampler."""
+"""(method, **arguments) -> results of that method of the engines' VllmSampler; see `DedicatedSampler.call`."""
 Weights = Iterable[tuple[str, Tensor]]
 
 
@@ -37,20 +37,23 @@ class WeightTransfer(Protocol):
         ...
 
 
-def open_transfer(settings: EngineSettings, call: CallFn, *, sender_address: str = "") -> WeightTransfer:
+def open_transfer(
+    settings: AnyEngineSettings, call: CallFn, *, sender_address: str = "", engines: int = 1
+) -> WeightTransfer:
     """Opens the transfer that the settings name. For nccl and ipc, this rank's GPU must be the current CUDA device.
 
     Args:
-        settings: settings of the engine.
-        call: calls a method of the engine.
-        sender_address: address at which the engine's machine reaches this one; empty if it is this one.
+        settings: settings of each engine.
+        call: calls a method of all engines.
+        sender_address: address at which the engines' machine reaches this one; empty if it is this one.
+        engines: number of engines.
     """
     if settings.transfer:
-        return VllmTransfer(settings, call, sender_address=sender_address)
+        return VllmTransfer(settings, call, sender_address=sender_address, engines=engines)
     return SafetensorsTransfer(settings.weights_dir, call, same_machine=not sender_address)
 
 
-def open_guests_transfer(settings: EngineSettings) -> WeightTransfer:
+def open_guests_transfer(settings: AnyEngineSettings) -> WeightTransfer:
     """Opens a transfer for a guest of another rank's engine. All ranks send at the same time."""
     return VllmTransfer(settings, _no_call, sends=False) if settings.transfer == "ipc" else GatherOnlyTransfer()
 
@@ -131,7 +134,15 @@ class VllmTransfer:
     group.
     """
 
-    def __init__(self, settings: EngineSettings, call: CallFn, *, sends: bool = True, sender_address: str = "") -> None:
+    def __init__(
+        self,
+        settings: AnyEngineSettings,
+        call: CallFn,
+        *,
+        sends: bool = True,
+        sender_address: str = "",
+        engines: int = 1,
+    ) -> None:
         """Opens the transfer. `sends` tells whether this rank holds the engine; otherwise only its buffer is read. For
         the rest see `open_transfer`.
 
@@ -142,9 +153,10 @@ class VllmTransfer:
 
         self._call = call
         self._source = _source(settings.weights_dir)
-        info = _init_info(settings, self._source, sends=sends, sender_address=sender_address)
+        info = _init_info(settings, self._source, sends=sends, sender_address=sender_address, engines=engines)
         ended: SimpleQueue[Any] = SimpleQueue()
-        client = _Client(call, ended.put, self.close)
+        first_workers = range(1, 1 + engines * settings.tensor_parallel_size, settings.tensor_parallel_size)
+        client = _Client(call, ended.put, self.close, first_workers)
         device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
         def open_sender() -> None:
@@ -183,9 +195,11 @@ class VllmTransfer:
             self._sender.shutdown()
 
 
-def _init_info(settings: EngineSettings, source: Any, *, sends: bool = True, sender_address: str = "") -> Any:
-    """Returns vLLM's settings. vLLM takes the sender to be rank 0, which the engine's workers reach at this machine's
-    address."""
+def _init_info(
+    settings: AnyEngineSettings, source: Any, *, sends: bool = True, sender_address: str = "", engines: int = 1
+) -> Any:
+    """Returns vLLM's settings. vLLM takes the sender to be rank 0, which the workers of all engines reach at this
+    machine's address."""
     if settings.transfer == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
         from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES
@@ -199,28 +213,43 @@ def _init_info(settings: EngineSettings, source: Any, *, sends: bool = True, sen
     with socket.create_server((address, 0)) as free:
         port = int(free.getsockname()[1])
     return NCCLTrainerInitInfo(
-        master_address=address, master_port=port, world_size=1 + settings.tensor_parallel_size, rank=0
+        master_address=address, master_port=port, world_size=1 + engines * settings.tensor_parallel_size, rank=0
     )
 
 
 class _Client:
     """vLLM's weight-sync protocol over the engine's connection; the methods are those of vLLM's workers."""
 
-    def __init__(self, call: CallFn, fail: Callable[[BaseException], None], abort: Callable[[], None]) -> None:
-        """Takes the engine's calls. `fail` gets the error that ends the engine's part in opening the transfer. `abort`
-        ends the sender's broadcast in progress."""
+    def __init__(
+        self,
+        call: CallFn,
+        fail: Callable[[BaseException], None],
+        abort: Callable[[], None],
+        first_workers: Sequence[int] = (1,),
+    ) -> None:
+        """Takes the engines' calls.
+
+        Args:
+            call: calls a method of all engines.
+            fail: gets the error that ends the engines' part in opening the transfer.
+            abort: ends the sender's broadcast in progress.
+            first_workers: rank of each engine's first worker in the communicator.
+        """
         self._call = call
         self._fail = fail
         self._abort = abort
+        self._first_workers = first_workers
 
     def _workers(self, method: str, **arguments: Any) -> None:
         self._call("call_workers", method=method, arguments=arguments)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Opens the engine's part. For nccl, vLLM calls it in a separate thread, beside the wait for the engine's
-        processes."""
+        """Opens the engines' part. For nccl, vLLM calls it in a separate thread, beside the wait for the engines'
+        processes, and counts the workers' ranks as if there were a single engine."""
+        offsets = [{"rank_offset": rank} if "rank_offset" in init_info else {} for rank in self._first_workers]
+        each = [{"arguments": {"init_info": init_info | offset}} for offset in offsets]
         try:
-            self._workers("init_weight_transfer_engine", init_info=init_info)
+            self._call("call_workers", method="init_weight_transfer_engine", each=each)
         except BaseException as error:
             self._fail(error)
             raise

@@ -15,16 +15,17 @@ from specs.schema.base import execution
 
 
 class Mcp(Tool):
-    """Tools of an MCP server by stdio, which starts once on each rank and ends with the run. Needs the package mcp."""
+    """Tools of an MCP server over stdio, which starts once on each rank and ends with the run. Needs the package
+    mcp."""
 
     several: ClassVar[bool] = True
 
     command: tuple[str, ...] = Field(min_length=1)
     """Program of the server, and its arguments."""
     tools: tuple[str, ...] = ()
-    """Names of those of its tools that the policy may call; empty: all."""
+    """Names of the server's tools that the policy may call. Empty means all."""
     environment: tuple[str, ...] = execution(())
-    """Names of environment variables that the server gets, beside PATH, HOME and the user's name."""
+    """Names of environment variables that the server gets, in addition to PATH, HOME and the user's name."""
 
     def lacks(self) -> Issue | None:
         """See ToolSection."""

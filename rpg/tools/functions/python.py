@@ -1,4 +1,4 @@
-"""An interpreter in the sandbox, which keeps its names over the turns of a response."""
+"""An interpreter in the sandbox that keeps its names over the turns of a response."""
 
 import atexit
 from collections.abc import Mapping
@@ -13,29 +13,29 @@ from rpg.tools.tool_error import ToolError
 from specs.schema.base import addition
 
 _LAST_LINES = 3
-"""Lines at the end of an error that the policy gets: the last ones say what happened."""
+"""Last lines of an error that the policy gets, which describe the error."""
 
 
 class Python(Tool):
-    """Runs Python in the sandbox, with state over the turns of a response. Needs bubblewrap."""
+    """Python in the sandbox, with state that lasts over the turns of a response. Needs bubblewrap."""
 
     sandboxed: ClassVar[bool] = True
     stateful: ClassVar[bool] = True
     libraries: ClassVar[tuple[str, ...]] = ("python",)
 
     seconds: float = Field(5.0, gt=0)
-    """Wall time of a call at most. The CPU time of all processes of a response is bounded too, by one second more for
-    each of its calls; a call beyond that is not run, and the policy reads why."""
+    """Most wall time of a call, in seconds. The CPU time of all processes of a response is limited too, to `seconds` +
+    1 for each of its calls; a call beyond that is refused with a reason."""
     memory_mb: int = addition(512, ge=64)
     """Address space of the interpreter, MiB."""
 
     def describe(self) -> dict[str, Any]:
-        """See Tool."""
+        """Implements the method of Tool."""
         description = "Runs Python and returns what it prints, and the value of its last line. Names are kept."
         return one_text("python", description, "code", "the program to run")
 
     def open(self) -> ToolSession:
-        """See Tool."""
+        """Implements the method of Tool."""
         return _Interpreter(_sandbox(self.seconds, self.memory_mb).session())
 
 
@@ -46,7 +46,7 @@ class _Interpreter:
         self._session = session
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """See ToolSession."""
+        """Implements the method of ToolSession."""
         outcome = self._session.execute(only_text(arguments, "code"))
         if outcome.fine:
             return outcome.stdout.rstrip("\n")

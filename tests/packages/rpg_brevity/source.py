@@ -10,7 +10,7 @@ from specs.schema.base import names_path
 
 
 class BitStrings(Source):
-    """Every string of so many bits, each with its first bit for an answer, and the strings of some files."""
+    """Yields every string of this many bits, each with its first bit for an answer, and the strings of some files."""
 
     bits: int = Field(ge=1, le=6)
     """Length of a string."""

@@ -17,7 +17,7 @@ class CheckAgain(Rollouter):
     """Lets the policy answer twice, with a question of the environment's between; the second answer is scored."""
 
     question: str = Field("check again: ", min_length=1)
-    """What the policy is told after its first answer."""
+    """Text that the policy gets after its first answer."""
 
     def generate(
         self,

@@ -15,7 +15,7 @@ def client(base_url: str) -> OpenAI:
 
 
 def second_thoughts(problem: Problem, base_url: str, api_key: str) -> None:
-    """Asks twice. What follows an answer with a 1 is asked without what was said before."""
+    """Asks twice. After an answer with a 1 it asks without the earlier messages."""
     policy = client(base_url).with_options(api_key=api_key).chat.completions
     messages: list[Any] = [{"role": "user", "content": problem.prompt}]
     first = policy.create(model="any", messages=messages).choices[0].message
@@ -25,7 +25,7 @@ def second_thoughts(problem: Problem, base_url: str, api_key: str) -> None:
 
 
 def helpful(problem: Problem, base_url: str, api_key: str) -> str:
-    """Works out the answer where the policy calls for it with a 1; else it returns what the policy says."""
+    """Computes the answer if the policy calls for it with a 1; else returns the policy's text."""
     policy = client(base_url).with_options(api_key=api_key).chat.completions
     said = policy.create(model="any", messages=[{"role": "user", "content": problem.prompt}]).choices[0].message.content
     return problem.prompt[0] if said and said.startswith("1") else said or ""

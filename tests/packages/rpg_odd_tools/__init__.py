@@ -1,4 +1,4 @@
-"""Tools that are no functions of what they are asked, or do not answer."""
+"""Tools whose answers do not depend only on their arguments, or that do not answer."""
 
 import os
 import secrets

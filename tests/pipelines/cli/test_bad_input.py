@@ -198,7 +198,7 @@ def test_what_the_file_shows_is_told_by_validate(case: str) -> None:
 
 
 def staged(train: str, *overrides: str) -> str:
-    """What the data stage of a real run says."""
+    """Returns the message of a real run's data stage."""
     Path("spec.yaml").write_text(changed(GYM, train))
     document = load_document("spec.yaml", overrides)
     home = Home(Path("home").absolute())

@@ -1,4 +1,4 @@
-"""Libraries that a verb imports, and how many modules: what a command costs before it does anything."""
+"""Libraries and number of modules that a verb imports: the cost of a command before it does anything."""
 
 import os
 import subprocess

@@ -234,7 +234,7 @@ def test_rm_names_the_evaluations_that_measured_the_weights_and_they_stay(call: 
     for answer in ((), ("--yes",)):
         code, out, err = call("rm", "aaaa", *answer)
         assert (code, out) == (0, "sums-s0-aaaa1111\n")
-        assert err.startswith("1 run measured these weights or began from them; what was recorded then stays")
+        assert err.startswith("1 run evaluated these weights or started from them; their records are kept")
         assert "\n  models-cccc3333\n" in err
     assert measured.path.is_dir()
     assert "measured" not in call("rm", "models-cccc3333")[2]

@@ -21,7 +21,8 @@ def test_every_objective_is_certified_with_its_claim() -> None:
     result = CliRunner().invoke(app, ["certify"])
     assert result.exit_code == 0
     assert "RPG, clipped value (eq. 4.1)" in result.stdout
-    assert "142 of 142 claims hold; 6 objectives claim nothing." in result.stdout
+    assert "182 of 182 claims hold; 6 objectives claim nothing." in result.stdout
+    assert "RPG, kl top_k: summed over the reference's likeliest tokens, differentiable, to_go level" in result.stdout
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("grpo k3  ")]
     assert "never" in line
     assert "forward token, none" in line
@@ -123,7 +124,7 @@ def formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 
 def refusal(*arguments: str) -> str:
-    """What a command says that ends with a SpecError, for which `rpg` exits with 2."""
+    """Returns the message of a command that ends with a SpecError, for which `rpg` exits with 2."""
     error = CliRunner().invoke(app, arguments).exception
     assert isinstance(error, SpecError)
     return str(error)

@@ -1,4 +1,4 @@
-"""The verbs that read: what they print, where, and with which exit code."""
+"""The reading verbs: their output, its stream, and their exit codes."""
 
 import contextlib
 import csv
@@ -53,7 +53,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rpg(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The command's exit code; what it prints is captured."""
+    """Returns the command's exit code; its output is captured."""
     monkeypatch.setattr(sys, "argv", ["rpg", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()

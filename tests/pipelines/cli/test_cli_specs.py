@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from transformers import Qwen3Config
 
 import specs
 from pipelines.cli import main, verbs, words
@@ -18,9 +19,11 @@ from pipelines.jobs.preflight import _note_of_look
 from pipelines.planning.plan import make_plan
 from pipelines.running.run import register_experiment, register_runs
 from rpg import preflight
+from rpg.base.tokenization import make_tokenizer
 from rpg.preflight import Findings
 from specs.loader import load_document
 from specs.schema.experiment import Experiment
+from specs.schema.model import ByteTokenizer
 
 STARTER_FILE = Path(specs.__file__).parent / "experiments" / "starter.yaml"
 STARTER = STARTER_FILE.read_text("utf-8")
@@ -173,6 +176,124 @@ def test_init_reads_csv_as_pandas_and_spreadsheets_write_it(rpg, name, text, opt
     assert rpg("validate", "--deep", "own/experiment.yaml")[::2] == (0, "")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"question": "1 + 1", "answer": "2"}, {"question": "2 + 2", "answer": "4"}]',
+        '\ufeff\n[\n  {"question": "1 + 1", "answer": "2"},\n  {"question": "2 + 2", "answer": "4"}\n]\n',
+        '{"question": "1 + 1", "answer": "2"}\n{"question": "2 + 2", "answer": "4"}\n',
+    ],
+)
+def test_init_reads_json_with_an_array_or_with_lines(rpg, text):
+    Path("sums.json").write_text(text)
+    assert rpg("init", "own", "--data", "sums.json")[::2] == (0, "")
+    assert rpg("validate", "--deep", "own/experiment.yaml")[::2] == (0, "")
+
+
+def test_init_keeps_the_columns_that_a_reward_function_takes_and_counts_each_problem_once(rpg):
+    Path("sums.csv").write_text("question,answer,level,note\n" + "1 + 1,2,a,\n" * 50 + "2 + 2,4,b,\n3 + 3,6,c,\n")
+    Path("reward.py").write_text(
+        "def graded(completions, answer, level, scale=1.0, **others): ...\ndef other(response, depth): ...\n"
+    )
+    assert rpg("init", "own", "--data", "sums.csv", "--reward", "reward.py:graded")[::2] == (0, "")
+    text = Path("own/experiment.yaml").read_text()
+    assert text.count('columns: {prompt: "question", answer: "answer", keep: ["level"]}') == 2
+    assert "  # others: note\n" in text
+    assert "limit: 1\n" in text, "half of three problems"
+    assert rpg("validate", "--deep", "own/experiment.yaml")[::2] == (0, "")
+    code, _, err = rpg("init", "no", "--data", "sums.csv", "--reward", "reward.py:other")
+    assert (code, err.splitlines()[:2]) == (
+        2,
+        [
+            "sums.csv: --reward: the function takes what no column holds",
+            "  given: depth    allowed: question, answer, level, note",
+        ],
+    )
+
+
+@pytest.mark.more
+def test_init_takes_lengths_from_the_models_tokenizer_and_context(rpg):
+    Path("sums.csv").write_text(f"question,answer\n{'1 + ' * 15}1,16\n2 + 2,4\n")
+    Qwen3Config(max_position_embeddings=96).save_pretrained("model")
+    make_tokenizer(ByteTokenizer(), ()).save_pretrained("model")
+    Path("model/model.safetensors").touch()
+    assert rpg("init", "own", "--data", "sums.csv", "--model", "model")[::2] == (0, "")
+    text = Path("own/experiment.yaml").read_text()
+    assert "max_prompt_length: 62   # tokens, the longest that was read has 62;" in text
+    assert "max_response_length: 34\n" in text
+
+
+@pytest.mark.more
+def test_init_reads_a_dataset_with_parts(rpg):
+    rows = [json.dumps({"question": f"{n} + 1", "answer": n + 1}) for n in range(4)]
+    for name, lines in (("train", rows[:2]), ("test", rows[2:])):
+        Path("sums").mkdir(exist_ok=True)
+        Path(f"sums/{name}.jsonl").write_text("\n".join(lines))
+    assert rpg("init", "own", "--data", "sums")[::2] == (0, "")
+    text = Path("own/experiment.yaml").read_text()
+    assert 'source: hub\n      path: "../sums"\n      split: "test"\n' in text
+    assert text.count("split:") == 1
+    assert rpg("validate", "--deep", "own/experiment.yaml")[::2] == (0, "")
+    assert rpg("init", "no", "--data", "sums", "--split", "dev")[2].startswith(
+        "sums: --split: no such part\n  given: dev    allowed: "
+    )
+    Path("sums/train.jsonl").rename("sums/validation.jsonl")
+    assert rpg("init", "no", "--data", "sums")[2].endswith(
+        "hint: say which to train on: `--split NAME`\n1 error; nothing was run\n"
+    )
+
+
+@pytest.mark.parametrize("verb", ["validate", "plan"])
+def test_a_reward_function_without_its_columns_is_refused_with_the_line_to_add(rpg, verb):
+    Path("sums.csv").write_text("question,answer,level\n1 + 1,2,a\n2 + 2,4,b\n")
+    Path("reward.py").write_text("def score(response, answer, level, *, scale=1.0): ...\n")
+    assert rpg("init", "own", "--data", "sums.csv", "--reward", "reward.py")[0] == 0
+    spec = Path("own/experiment.yaml")
+    spec.write_text(spec.read_text().replace(', keep: ["level"]', "", 1))
+    code, _, err = rpg(verb, "own/experiment.yaml")
+    assert (code, err) == (
+        2,
+        "own/experiment.yaml:20: data.train.0: score takes `level`, which the set does not keep\n"
+        "    20 |     - source: csv\n"
+        "  allowed: prompt, answer, dataset, problem, response\n"
+        "  hint: write `columns: {prompt: question, answer: answer, keep: [level]}`\n"
+        "1 error; nothing was run\n",
+    )
+
+
+@pytest.mark.more
+def test_a_reward_function_that_takes_what_problems_lack_is_refused(rpg):
+    Path("reward.py").write_text("def score(response, answer, config, depth): ...\n")
+    Path("spec.yaml").write_text(STARTER)
+    code, _, err = rpg("validate", "--deep", "spec.yaml", "--set", "reward={type: python, path: reward.py}")
+    assert code == 2
+    assert "data.train.0: score takes `depth`, which a problem does not have\n" in err
+
+
+def test_a_chat_template_is_a_file_or_a_text(rpg):
+    Path("sums.csv").write_text("question,answer\n1 + 1,2\n2 + 2,4\n")
+    Path("own").mkdir()
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    Path("own/chat.jinja").write_text(template)
+    assert rpg("init", "own", "--data", "sums.csv")[0] == 0
+    spec = Path("own/experiment.yaml")
+    asked = 'prompt: {type: template, template: "{prompt}\\n"}'
+    text = spec.read_text().replace("max_prompt_length: 16", "max_prompt_length: 64")
+    text = text.replace("max_position_embeddings: 24", "max_position_embeddings: 128")
+    for given in ("chat.jinja", f"'{template}'"):
+        spec.write_text(text.replace(asked, f"prompt: {{type: chat, chat_template: {given}}}"))
+        assert rpg("validate", "--deep", "own/experiment.yaml")[::2] == (0, "")
+        assert load_document(spec).experiment.data.prompt.chat_template == template
+    spec.write_text(text.replace(asked, "prompt: {type: chat, chat_template: none.jinja}"))
+    code, _, err = rpg("validate", "own/experiment.yaml")
+    assert code == 2
+    assert err.startswith("own/experiment.yaml:29: data.prompt.chat_template: no such file\n")
+    raising = "{{ raise_exception('no such role') }}"
+    spec.write_text(text.replace(asked, f'prompt: {{type: chat, chat_template: "{raising}"}}'))
+    code, _, err = rpg("validate", "--deep", "own/experiment.yaml")
+    assert (code, "data.prompt: the chat template fails on prompt 1: " in err, "no such role" in err) == (2, True, True)
+
+
 def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_a_file(rpg):
     Path("sums.csv").write_text("question,answer\n" + "".join(f"{n} + 1,{n + 1}\n" for n in range(120)))
     Path("reward.py").write_text("def grade(response, answer):\n    return float(response == answer)\n")
@@ -209,11 +330,11 @@ def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_
         (("--data", "none.csv", "--model", "m"), "none.csv: no such file\n"),
         (
             ("--data", "odd.txt", "--model", "m"),
-            "odd.txt: is of no known kind\n  allowed: .jsonl, .csv, .tsv, .parquet\n",
+            "odd.txt: is of no known kind\n  allowed: .jsonl, .json, .csv, .tsv, .parquet, or a dataset's directory or",
         ),
         (
             ("--data", "bad.jsonl", "--model", "m"),
-            "bad.jsonl: cannot be read as jsonl: not JSON: Expecting value at character 1\n",
+            "bad.jsonl: bad.jsonl, line 1: not JSON: Expecting value at character 1\n",
         ),
         (
             ("--data", "odd.csv", "--model", "m", "--reward", "exact_matches"),

@@ -1,4 +1,4 @@
-"""The command line as a whole: its version, and what a shell completes."""
+"""The command line as a whole: its version, and completion in shells."""
 
 import os
 import re
@@ -19,7 +19,7 @@ RPG = [sys.executable, "-c", "from pipelines.cli import main; main()"]
 
 
 def rpg(*arguments: str, **environment: str) -> str:
-    """What the command line prints."""
+    """Returns the output of the command line."""
     done = subprocess.run(
         [*RPG, *arguments],
         capture_output=True, text=True, timeout=60, check=True, env={**os.environ, **environment},

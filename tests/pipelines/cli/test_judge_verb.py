@@ -1,4 +1,4 @@
-"""Judges on the command line: mistakes with their line, what a plan says of them, and their agreement with labels."""
+"""Judges on the command line: mistakes with their line, the plan's text on them, and their agreement with labels."""
 
 import json
 import shlex
@@ -46,7 +46,7 @@ MISTAKES = {
 spec.yaml:28: reward.scale: missing
     28 | reward: {JUDGE}
   allowed: the fields high, low
-  hint: The numbers that it may give.
+  hint: Range of its verdicts.
 1 error; nothing was run
 """,
     ),
@@ -57,7 +57,7 @@ spec.yaml:28: reward.scale: missing
 spec.yaml:28: reward.key: key is env:NO_SUCH_KEY, and there is no variable NO_SUCH_KEY on this machine
     28 | reward: {JUDGE}
   given: env:NO_SUCH_KEY
-  hint: set it where the run scores
+  hint: set it on the machine that scores
 1 error; nothing was run
 """,
     ),
@@ -166,4 +166,4 @@ def test_a_judge_is_held_against_labels_and_reports_say_how_it_agrees(rpg: Call,
     home, spec = Home(tmp_path / "home"), load_experiment("spec.yaml", [f"reward.endpoint={ENDPOINT}"])
     assert trust_in(home, iter([spec, spec])).startswith("The judge fair agrees with labels on 0.75 [")
     other = load_experiment("spec.yaml", ["reward.rubric=Is it long?"])
-    assert "has not been held against labels" in trust_in(home, iter([other]))
+    assert "has not been compared with labels" in trust_in(home, iter([other]))

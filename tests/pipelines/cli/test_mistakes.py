@@ -417,7 +417,7 @@ own template
 spec.yaml:42: data.prompt.type: the model's tokenizer has no chat template
     42 |   prompt: {type: chat}    # type chat takes the tokenizer's own template
   given: chat
-  hint: write `type: template`, or take a model that was tuned for chat
+  hint: write `type: template`, a `chat_template`, or take a model that was tuned for chat
 1 error; nothing was run
 """,
     ),
@@ -564,7 +564,7 @@ run_summary, runs, stages, studies, tokens, trials, turns, verdicts
 }
 
 LOOKING = "looking at the data and the model\n"
-"""What a verb says that begins to look further than the spec."""
+"""Returns the message of a verb that checks more than the spec."""
 ELSEWHERE = "  hint: RPG_HOME names the directory in which everything is kept; without it that is .rpg here\n"
 Call = Callable[..., tuple[int, str]]
 

@@ -55,7 +55,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shell(line: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """What a line of bash says, whose pipes end with the first command's exit code."""
+    """Returns the output of a line of bash whose pipes end with the first command's exit code."""
     variables = os.environ | {"rpg": RPG} | environment
     return subprocess.run(["bash", "-c", line], env=variables, capture_output=True, encoding="utf-8", timeout=300)
 

@@ -33,7 +33,7 @@ QUERY = "select run_id, step, dataset, round(value, 4) as value from evaluations
 
 @pytest.fixture
 def verbs(home: Home, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
-    """Verbs with what they are asked, in a home that has an experiment and a study."""
+    """Verbs with arguments, in a home that has an experiment and a study."""
     runs = record_two_cells(home)
     record_experiment(home, runs)
     record(home, study([trial(number, 0.4 + 0.1 * number) for number in range(3)]))
@@ -42,7 +42,7 @@ def verbs(home: Home, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, .
 
 
 def cells(text: str, kind: Format | TableFormat) -> list[list[str]]:
-    """What a table has, by row, read back from the text of a form for papers or for programs."""
+    """Returns a table's cells, by row, read back from the text of a form for papers or for programs."""
     match kind.value:
         case "csv":
             return list(csv.reader(io.StringIO(text)))

@@ -1,4 +1,4 @@
-"""`rpg doctor` tells what is needed and broken from what is only worth knowing."""
+"""`rpg doctor` distinguishes broken requirements from mere information."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_a_crashed_run_is_named(tmp_path):
     state.parent.mkdir(parents=True)
     state.write_text('{"status": "running", "pid": 4194303, "pid_started": "boot:1"}')
     _, findings = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="")
-    assert findings["crashed runs"]["message"] == "tiny-s0-1; `rpg resume` goes on with one"
+    assert findings["crashed runs"]["message"] == "tiny-s0-1; `rpg resume` continues with one"
 
 
 @pytest.mark.parametrize("package", ["prefect", "duckdb"])

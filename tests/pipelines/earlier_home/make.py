@@ -96,7 +96,7 @@ SPECS: dict[str, tuple[str, dict[str, str], int]] = {
     "halfway": (STUDY, {"TRIALS": "2"}, 30),
     "later": (STUDY, {"TRIALS": "1"}, 2),
 }
-"""Name -> text, what is put into it, steps of training."""
+"""Name -> text, its replacements, steps of training."""
 QUERIES = (
     "SELECT run_id, experiment, name, seed, status, started_at, ended_at FROM runs ORDER BY run_id",
     "SELECT run_id, stage, fingerprint, status, cached FROM stages ORDER BY ALL",

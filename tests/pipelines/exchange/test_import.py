@@ -30,7 +30,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("origin")
     unpack(place)
     record = place / "home" / "experiments" / "finished" / "experiment.json"
-    # The order of the cells, whose first is the one that others are held against, is none of their names.
+    # The order of the cells, whose first is the baseline of comparisons, does not come from their names.
     about, order = json.loads(record.read_text()), [OTHER_CELL, RUN]
     versions = [version | {"runs": order} for version in about["versions"]]
     record.write_text(json.dumps(about | {"current": order, "versions": versions}))
@@ -251,7 +251,7 @@ def test_no_link_and_no_pipe_arrives(exported: Path, tmp_path: Path, call: Call)
     assert f"{segment.name} is a hard link" in refusal()
     segment.unlink()
     os.mkfifo(segment)
-    assert f"{segment.name} is no regular file" in refusal()
+    assert f"{segment.name} is not a regular file" in refusal()
     segment.unlink()
     shutil.copy(kept, segment)
     directory = segment.parent.rename(tmp_path / "metrics")

@@ -156,7 +156,7 @@ def test_a_dry_run_writes_what_would_go_and_sends_nothing(hub: LocalHub, call: C
         ("hf_of_nobody", "", 2, "denies alice/sums: "),
         (TOKEN, "upload", 1, "nothing was pushed to http://"),
         (TOKEN, "commit", 1, "which failed with 500: "),
-        (TOKEN, "commit delete", 1, "may be there, empty: `hf repos delete alice/sums` removes it"),
+        (TOKEN, "commit delete", 1, "may still exist, empty: `hf repos delete alice/sums` removes it"),
     ],
 )
 def test_what_keeps_a_model_from_the_hub_is_said_and_nothing_arrives(

@@ -1,4 +1,4 @@
-"""Documents of another shape in a home: they stop nothing but what they are of, and `rpg db check` names them."""
+"""Documents of another shape in a home: they stop only their own unit, and `rpg db check` names them."""
 
 import copy
 import json

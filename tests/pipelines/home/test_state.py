@@ -52,15 +52,16 @@ def test_an_identity_is_written_once(tmp_path):
 class Lifetime(RuleBasedStateMachine):
     """A run that any command asks for, at any time: `rpg run`, `resume`, `submit`, `cancel`, `study run`, `evaluate`.
 
-    To execute a run is to begin it, to do stages or find them cached, and to end it. Each rule reads the state anew, as
-    a process of its own.
+    To execute a run is to begin it, to do stages or find them cached, and to end it. Each rule reads the state again,
+    like a separate process.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.directory = tempfile.TemporaryDirectory()
         self.finished: dict[str, Any] = {}
-        """What has to stay of the run's last finish; empty: it has not finished, or a stage was done anew since."""
+        """State that must remain after the run's last finish; empty if it has not finished, or a stage was repeated
+        since."""
 
     def teardown(self) -> None:
         self.directory.cleanup()

@@ -1,4 +1,4 @@
-"""`rpg resume --prove`: a run's steps again from a checkpoint, held against what was recorded."""
+"""`rpg resume --prove`: a run's steps repeated from a checkpoint and compared with the record."""
 
 import shutil
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_a_run_is_proven_and_a_record_that_was_tampered_with_is_not(lab):
 
     beyond = lab.rpg("resume", run_id, "--prove", "--steps", "7")
     assert beyond.code == 2
-    assert "has not so many steps" in beyond.err
+    assert "has fewer steps" in beyond.err
 
 
 def change_reward(segments: Path, *, step: int, rollout_id: int) -> None:

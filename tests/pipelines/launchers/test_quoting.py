@@ -55,7 +55,7 @@ def test_hostile_values_reach_a_batch_job_as_they_are_and_nothing_else_happens(t
 
 
 def test_a_name_that_is_none_does_not_reach_a_batch_job_even_from_a_document_that_no_loader_has_checked() -> None:
-    with pytest.raises(ValueError, match="is no name of a variable"):
+    with pytest.raises(ValueError, match="is not the name of a variable"):
         batch_script(slurm({"A=1; touch X; export B": "x"}), Path("run"))
 
 

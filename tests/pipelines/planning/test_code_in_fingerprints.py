@@ -451,7 +451,7 @@ def test_what_is_asked_for_anew_is_done_once_more_and_no_more(spec: Path, home: 
     now = (home.run(run.run_id) / "train.json").stat().st_mtime_ns
     later = reused(document, home, fresh=("train", "evaluate", "report"), asked_at_ns=now + 10**9)
     assert actions(later) == {"data": "CACHED", "base": "CACHED", "train": "RUN", "evaluate": "RUN", "report": "RUN"}
-    assert later.stage("train").reason == "made anew, as asked"
+    assert later.stage("train").reason == "computed again, as requested"
     assert later.run_id == run.run_id
     earlier = reused(document, home, fresh=("train", "evaluate", "report"), asked_at_ns=now - 10**9)
     assert set(actions(earlier).values()) == {"CACHED"}

@@ -25,7 +25,7 @@ from pipelines.planning.memory import (
     batch_algebra,
     memory_estimate,
 )
-from pipelines.planning.memory_warnings import disk_warnings, memory_warnings
+from pipelines.planning.memory_warnings import disk_warnings, memory_errors, memory_warnings
 from pipelines.planning.model_shape import model_shape
 from rpg.learner.logprobs import CHUNK_ELEMENTS, CHUNK_ON_GPU
 from rpg.learner.packing import Packing
@@ -95,7 +95,7 @@ def test_a_recorded_token_takes_the_bytes_that_the_plan_counts(tmp_path: Path) -
     }
     kinds = {np.dtype("int64"): np.int32, np.dtype("float64"): np.float32}
     rows = {name: values.astype(kinds[values.dtype]) for name, values in columns.items()}
-    flags = {"clipped": np.abs(rows["ratio"] - 1) > 0.03, "sampled": np.ones(count, dtype=bool)}
+    flags = {"clipped": np.abs(rows["ratio"] - 1) > 0.03, "sampled": np.ones(count, dtype=bool), "policy_version": 0}
     writer = SegmentWriter(tmp_path, "tiny-s0-0a1b2c3d", 1)
     writer.columns(TokenRow, {"step": 1, **rows, **flags})
     writer.flush()
@@ -368,6 +368,50 @@ def test_a_behaviour_reference_costs_no_memory_and_a_snapshot_a_second_model(tmp
     assert memory_estimate(behaviour, shape).reference == 0
     snapshot = experiment(tmp_path, "qwen3", "reference={source: snapshot, update: {every_steps: 2}}")
     assert memory_estimate(snapshot, shape).reference == 4 * shape.parameters
+
+
+def test_a_sum_over_the_vocabulary_keeps_hidden_states_and_one_over_likely_tokens_their_logprobs(
+    tmp_path: Path,
+) -> None:
+    def memory(*overrides: str) -> tuple[int, int]:
+        spec = experiment(tmp_path, "qwen3", *overrides)
+        shape = model_shape(spec)
+        assert shape is not None
+        estimate = memory_estimate(spec, shape)
+        return estimate.distributions, estimate.logits
+
+    none, logits = memory()
+    assert none == 0
+    tokens = 4 * 2 // 2 * 8  # responses of a rank, each of 8 tokens
+    head, chunk = 258 * 32, (16 + 8) * 2  # an update has 4 responses on 2 ranks
+    assert memory("objective.kl=full") == ((tokens * 32 + head) * 4, logits + chunk * 258 * 4)
+    assert memory("objective.kl=top_k") == (tokens * 64 * 12, logits)
+    initial = "reference={source: initial}"  # its head does not change
+    assert memory("objective.kl=full", initial)[0] == tokens * 32 * 4
+    assert memory("objective.kl=full", initial, "training.zero_stage=3")[0] == (tokens * 32 + head) * 4
+    shannon = memory("objective.kl=full", "objective.divergence=jensen_shannon")
+    assert shannon[1] == logits + 3 * chunk * 258 * 4
+
+
+def test_distributions_that_do_not_fit_are_refused_where_the_rest_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "smallest_gpu", lambda: None)
+    large = (
+        "model={source: pretrained, path: Qwen/Qwen3-4B-Base}",
+        "rollout={engine: vllm, max_response_length: 8192}",
+        *("training.prompts_per_step=512", "training.group_size=16", "training.precision=bfloat16"),
+        *("training.gradient_checkpointing=true", "training.zero_stage=2", "training.ranks=8"),
+    )
+    full = experiment(tmp_path, "qwen3", *large, "objective.kl=full")
+    (refused,) = memory_errors(full)
+    assert refused.path == ("objective", "kl")
+    assert refused.message == "the reference's distributions do not fit: 40.7 GiB"
+    assert refused.given.startswith("full: ")
+    assert refused.hint.startswith("kl: top_k keeps fewer numbers a token, more ranks keep fewer tokens each, ")
+    assert memory_warnings(full) == []
+    assert memory_errors(experiment(tmp_path, "qwen3", *large, "objective.kl=top_k")) == []
+    assert memory_errors(experiment(tmp_path, "qwen3", *large)) == []
 
 
 def test_an_estimate_that_does_not_fit_is_a_warning_that_says_what_to_do(tmp_path: Path) -> None:

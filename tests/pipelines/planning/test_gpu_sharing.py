@@ -1,4 +1,4 @@
-"""Where the spec leaves it open, the plan's arithmetic shares a GPU between learner and engine."""
+"""If the spec leaves it open, the plan's arithmetic shares a GPU between learner and engine."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,7 +159,7 @@ def test_a_shipped_spec_that_names_the_memory_alone_shares_this_machines_gpu(fil
             ((), {"while_sampling": False}, 0.6),  # the spec writes the other two, which stay
             (all_open, {"sleep": True, "memory_fraction": 0.73, "while_sampling": True}, 0.73),
         ):
-            one = load_experiment(path, (*given, *left_open))
+            one = load_experiment(path, (*given, *left_open, "training.gradient_checkpointing=true"))
             device = device_of(one, shape)
             sharing = gpu_sharing(one, shape, device)
             assert sharing is not None
@@ -177,6 +177,11 @@ def test_a_shipped_spec_that_names_the_memory_alone_shares_this_machines_gpu(fil
         ("{device: cpu, memory_gib: 80}", "{type: local}", False),
         ("{memory_gib: 80}", "{type: slurm}", False),  # its nodes may have none
         ("{device: cuda, memory_gib: 80}", "{type: slurm}", True),
+        ("{memory_gib: 80}", "{type: slurm, options: ['--gres=gpu:8']}", True),
+        ("{memory_gib: 80}", "{type: slurm, options: [-G8]}", True),
+        ("{memory_gib: 80}", "{type: slurm, options: [--account=lab]}", False),
+        ("{}", "{type: slurm, options: ['--gres=gpu:8']}", False),
+        ("{device: cpu, memory_gib: 80}", "{type: slurm, options: ['--gres=gpu:8']}", False),
         ("{device: cuda}", "{type: slurm}", False),
     ],
 )

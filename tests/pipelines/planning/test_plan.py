@@ -1,4 +1,4 @@
-"""Plan: what makes a result what it is, what is done already, and why something runs."""
+"""The plan: the inputs of results, finished work, and reasons to run a stage."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def changed(spec: Path, home: Home, *overrides: str) -> set[str]:
 
 
 def finish(run: RunPlan, home: Home) -> None:
-    """Leaves on the disk what a finished run leaves, as far as a plan looks at it."""
+    """Writes the files of a finished run that a plan reads."""
     state: dict[str, Any] = {"stages": {}}
     for stage in run.stages:
         state["stages"][stage.stage] = {"fingerprint": stage.fingerprint, "status": "finished"}
@@ -228,7 +228,7 @@ def test_an_unfinished_training_goes_on_from_its_checkpoint(spec: Path, home: Ho
     run = planned(spec, home).runs[0]
     (home.run(run.run_id) / "checkpoints" / "step-000010").mkdir(parents=True)
     stage = planned(spec, home).runs[0].stage("train")
-    assert (stage.action, stage.reason) == ("RESUME", "goes on from step-000010")
+    assert (stage.action, stage.reason) == ("RESUME", "continues from step-000010")
 
 
 def test_each_cell_and_seed_is_a_run_of_its_own(spec: Path, home: Home) -> None:

@@ -1,4 +1,4 @@
-"""Times of passes by arithmetic, against what was worked out apart from it, and against each other."""
+"""Times of passes by arithmetic, compared with independent calculations and with each other."""
 
 from pathlib import Path
 
@@ -80,3 +80,15 @@ def test_a_card_is_known_by_the_drivers_name() -> None:
     assert {name: peak_flops(name) for name in names} == names
     assert [card.memory_gib for card in CARDS] == sorted(card.memory_gib for card in CARDS)
     assert H100 in CARDS
+
+
+def test_a_sum_over_the_vocabulary_takes_time_for_the_references_logits_and_distributions(tmp_path: Path) -> None:
+    plain = experiment(tmp_path, "qwen3")
+    shape = model_shape(plain)
+    assert shape is not None
+    seconds = step_seconds(plain, shape)
+    full, top_k = (step_seconds(experiment(tmp_path, "qwen3", f"objective.kl={kl}"), shape) for kl in ("full", "top_k"))
+    assert full.updates > 1.2 * seconds.updates
+    assert top_k.updates == seconds.updates
+    # The first minibatch's distributions are kept before it is trained on, with its old logprobs.
+    assert full.logprobs == top_k.logprobs == pytest.approx(2 * seconds.logprobs)

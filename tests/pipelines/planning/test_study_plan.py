@@ -1,4 +1,4 @@
-"""The plan of a study: what it costs before anything runs, at best and at worst, and what is done."""
+"""The plan of a study: its lowest and highest cost before anything runs, and finished work."""
 
 import json
 from pathlib import Path
@@ -124,10 +124,10 @@ def test_the_command_shows_space_cost_and_what_is_done(tmp_path: Path, monkeypat
     assert "search, at best at worst confirmation, at worst all, at worst" in lines
     assert "steps of training 80 144 120 264" in lines
     assert "search 9 trials, each with seeds 0, 1; sampler auto, asha at steps 2, 4 (eta 2)" in lines
-    rounds = "in rounds: held against each other after 2, 3 and 5"
+    rounds = "in rounds, compared after 2, 3 and 5"
     assert f"confirm the baseline and the best 2 trials, each on at most 5 fresh seeds {rounds}" in lines
     aside = "less what the confirmation may cost at most, going by the baseline's cost, but at most half"
-    ends = f"budget the search ends after 2 M response tokens or 3 hours, {aside}; what is under way is finished"
+    ends = f"budget the search ends after 2 M response tokens or 3 hours, {aside}; trials in progress are finished"
     assert ends in lines
     assert "shared data RUN, base RUN" in lines
     assert not [line for line in lines if line.startswith("done")]

@@ -1,4 +1,4 @@
-"""A command of the tests that is a fork is to others what one that imports for itself is."""
+"""A forked command of the tests looks to others like a command that imports by itself."""
 
 import pytest
 from live import Lab, finished

@@ -1,4 +1,4 @@
-"""Forks, held against new processes: what a stage could be told from one by is the same in both."""
+"""Forks compared with new processes: every property that a stage can observe is the same in both."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests import forks
 
 ROOM = Path(__file__).parent
 SAYS = "says_what_it_is"
-"""A program that prints its argument, and what a process is: see the module of that name."""
+"""A program that prints its argument, and the properties of a process: see the module of that name."""
 
 
 @pytest.fixture(autouse=True)

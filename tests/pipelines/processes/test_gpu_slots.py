@@ -1,4 +1,4 @@
-"""Which GPU slots a stage gets on this machine, and what is said where it gets none. The slots are declared."""
+"""The GPU slots that a stage gets on this machine, and the message if it gets none. The slots are declared."""
 
 import base64
 import json

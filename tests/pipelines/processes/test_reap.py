@@ -1,4 +1,4 @@
-"""Orphans are found by pid and start time, and nobody else is touched."""
+"""Orphans are found by pid and start time, and no other process is touched."""
 
 import os
 import signal

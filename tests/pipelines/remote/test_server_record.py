@@ -366,7 +366,7 @@ def test_clients_that_share_no_files_see_what_the_workers_home_holds(
     finally:
         web.process.kill()
         web.process.wait()
-    # The home that submitted says where to look: nobody writes into it.
+    # The submitting home has the address: no process writes into it.
     told = submitting.start("watch", runs[0]["run_id"])
     assert "--profile" in told.stderr.readline()
     submitting.clean_up()

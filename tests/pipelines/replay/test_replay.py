@@ -1,4 +1,4 @@
-"""`rpg replay` on what a real trainer recorded, and on tokens counted by hand."""
+"""`rpg replay` on a real trainer's record, and on tokens counted by hand."""
 
 import json
 import shutil
@@ -118,13 +118,25 @@ def test_so_does_one_with_nothing_beside_it(tmp_path: Path) -> None:
     assert found["left_out"] == []
 
 
+RAMPS = {
+    "kl_coef": {"schedule": [[1, 0.02], [3, 0.5]], "between": "linear"},
+    "clip": {"type": "dual", "high": {"schedule": [[1, 0.5], [3, 0.001]], "between": "cosine"}},
+}
+LOOPS = {
+    "kl_coef": {"target": 1e-6, "of": "kl/reverse", "start": 0.1, "gain": 1.0},
+    "clip": {"type": "dual", "high": {"target": 0.9, "of": "clip_fraction/high", "start": 0.01, "gain": 1.0}},
+}
+CORRECTED = {"top_p": 0.9, "correction": {"type": "mask", "over": "geometric_mean", "low": 0.8, "high": 1.2}}
+
+
 @pytest.mark.more
-def test_each_step_is_replayed_with_the_values_that_its_schedules_had_then(tmp_path: Path) -> None:
-    ramps = {
-        "kl_coef": {"schedule": [[1, 0.02], [3, 0.5]], "between": "linear"},
-        "clip": {"type": "dual", "high": {"schedule": [[1, 0.5], [3, 0.001]], "between": "cosine"}},
-    }
-    home = recorded(tmp_path, PLAIN | {"objective": OBJECTIVE | ramps})
+@pytest.mark.parametrize(
+    ("changes", "rollout"), [(RAMPS, {}), (LOOPS, CORRECTED)], ids=["schedules", "loops and a mask of responses"]
+)
+def test_each_step_is_replayed_with_the_values_that_it_had_in_training(
+    changes: dict[str, Any], rollout: dict[str, Any], tmp_path: Path
+) -> None:
+    home = recorded(tmp_path, PLAIN | {"objective": OBJECTIVE | changes, "rollout": rollout})
     assert_given_back(home, replays_of(home)[0].as_json())
     spec = home.run("tiny") / "spec.json"
     first = Experiment.model_validate_json(spec.read_text()).at_step(1)
@@ -204,6 +216,19 @@ def test_a_wrong_sweep_is_said_with_its_place(objectives: list[str], sweeps: lis
     with pytest.raises(SpecError) as error:
         alternatives(experiment_of(_spec(), {}), objectives, sweeps=sweeps)
     assert str(error.value).startswith(message)
+
+
+def test_a_divergence_that_is_summed_over_tokens_is_refused_with_the_reason() -> None:
+    summed = "{type: rpg, kl: full, kl_coef: 0.1}"
+    message = "objective.kl: a divergence that is summed over tokens cannot be replayed: the record has the sampled"
+    with pytest.raises(SpecError) as of_other:
+        alternatives(experiment_of(_spec(), {}), [summed])
+    with pytest.raises(SpecError) as of_run:
+        alternatives(experiment_of({**_spec(), "objective": {"type": "rpg", "kl": "top_k"}}, {}), ["{type: grpo}"])
+    assert str(of_other.value).startswith(message)
+    assert f"given: full, of {summed}    allowed: sampled" in str(of_other.value)
+    assert "given: top_k, of the run    allowed: sampled" in str(of_run.value)
+    assert alternatives(experiment_of(_spec(), {}), ["{type: rpg, kl: full, kl_coef: 0}"]), "it has no divergence"
 
 
 def test_a_model_that_was_measured_as_it_is_has_no_training_to_replay() -> None:

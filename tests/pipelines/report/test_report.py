@@ -361,7 +361,7 @@ def test_a_certificate_is_shown_where_there_is_one(tmp_path: Path) -> None:
     write(home.run("x-s0") / "certificate.json", certify(parse_objective({"type": "rpg"})).as_json())
     text = write_run_report(home, "x-s0").read_text()
     assert "Off policy, once the policy has moved" in text
-    assert "In this run every update is on policy, so that it has on average exactly the gradient of" in text
+    assert "In this run every update is on policy, so that on average it has exactly the gradient of" in text
 
 
 def test_what_is_unnormalized_reverse_is_nowhere_called_reverse(

@@ -123,7 +123,7 @@ def test_a_failing_evaluation_stops_no_training_and_cancel_ends_both(lab: Lab) -
     assert cancelled.code == 0, cancelled.err
     result = finished(running)
     assert result.code == 1
-    assert "evaluation while training goes on: evaluate was killed by SIGKILL" in result.err
+    assert "evaluation during training: evaluate was killed by SIGKILL" in result.err
     wait_for(lambda: lab.processes() == [], timeout=10, what="the end of every process")
     assert lab.state(run_id)["status"] == "cancelled"
 

@@ -12,6 +12,7 @@ from pipelines.home.home import Home
 from pipelines.home.results import damage_of
 from pipelines.home.state import RunState
 from pipelines.home.unrecorded import why_incomplete
+from pipelines.planning.beginnings import shared_steps
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.processes.supervisor import StageError
 from pipelines.running import stages
@@ -65,7 +66,7 @@ def test_more_steps_go_on_from_the_last_checkpoint_of_fewer(
 ) -> None:
     run = train()
     more = "training.steps=5"
-    assert training(spec, home, more) == ("RESUME", f"goes on from step 2 of {run.run_id}")
+    assert training(spec, home, more) == ("RESUME", f"continues from step 2 of {run.run_id}")
     assert training(spec, home, more, "training.prompts_per_step=8")[0] == "RUN"
     assert training(spec, home, "training.steps=1")[0] == "RUN"
     (home.run(run.run_id) / "checkpoints" / "step-000002" / "manifest.json").unlink()
@@ -96,7 +97,7 @@ def test_a_run_goes_on_from_the_last_saved_step_up_to_which_another_had_its_valu
     register_run(home, load_document(spec, low(first)), other)
     register_experiment(home, load_document(spec, low(first)), (other,))
     write_json(directory / "plan.json", other.record())
-    expected = ("RESUME", f"goes on from step {step} of {other.run_id}")
+    expected = ("RESUME", f"continues from step {step} of {other.run_id}")
     assert training(spec, home, *low(second)) == expected if step else training(spec, home, *low(second))[0] == "RUN"
     assert training(spec, home, *low(second), "training.prompts_per_step=8")[0] == "RUN"
     write_json(directory / "guards.json", [])
@@ -111,8 +112,8 @@ def test_a_run_goes_on_from_the_last_saved_step_up_to_which_another_had_its_valu
             "",
             "at each step the rate of a cosine schedule depends on how many there are",
         ),
-        ("rollout.max_staleness=1", "", "with rollout.max_staleness the next steps are sampled ahead"),
-        ("evaluation.every_steps=1", "evaluation.seed=7", "what was evaluated on the way was evaluated otherwise"),
+        ("rollout.max_staleness=1", "", "rollout.max_staleness samples steps ahead"),
+        ("evaluation.every_steps=1", "evaluation.seed=7", "the evaluations during training had other settings"),
     ],
 )
 def test_where_more_steps_cannot_go_on_the_plan_says_why(
@@ -262,7 +263,7 @@ def test_more_steps_and_another_name_give_bit_for_bit_what_training_from_the_sta
     (first,) = lab.run_ids()
     longer = lab.rpg("run", str(lab.spec), overrides=("training.steps=6", *evaluated))
     assert longer.code == 0, longer.err
-    assert f"goes on from step 3 of {first}" in longer.err
+    assert f"continues from step 3 of {first}" in longer.err
     (second,) = set(lab.run_ids()) - {first}
     assert lab.query(f"select step from metrics where run_id = '{second}' and name = 'entropy' order by step") == [
         (step,) for step in range(1, 7)
@@ -301,7 +302,7 @@ def test_a_run_that_parts_from_another_gives_bit_for_bit_what_training_from_the_
     (one,) = lab.run_ids()
     second = lab.rpg("run", str(lab.spec), overrides=(*common, rate % "[[1, 1e-2], [4, 1e-3]]"))
     assert second.code == 0, second.err
-    assert f"goes on from step 3 of {one}" in second.err
+    assert f"continues from step 3 of {one}" in second.err
     (other,) = set(lab.run_ids()) - {one}
     rates = f"select value from metrics where run_id = '{other}' and name = 'learning_rate' order by step"
     assert lab.query(rates) == [*[(1e-2,)] * 3, *[(1e-3,)] * 3]
@@ -374,8 +375,17 @@ def test_another_name_takes_the_evaluation_too_and_what_is_asked_for_anew_is_don
     assert anew.code == 0, anew.err
     stages = lab.state(other)["stages"]
     assert (stages["base"]["cached"], stages["train"]["cached"], stages["evaluate"]["cached"]) == (True, False, False)
-    assert stages["train"]["reason"] == "made anew, as asked"
+    assert stages["train"]["reason"] == "computed again, as requested"
     query = f"select attempt, valid_through from attempts where run_id = '{other}' order by attempt"
     assert lab.query(query) == [(1, 0), (2, None)]
     again = lab.rpg("plan", str(lab.spec), "--json", overrides=("name=other",))
     assert {stage["action"] for stage in json.loads(again.out)["runs"][0]["stages"]} == {"CACHED"}
+
+
+def test_batches_sampled_ahead_have_the_temperature_of_their_own_step() -> None:
+    field = "rollout.temperature"
+    first = {f"{field}.schedule.0.0": 1, f"{field}.schedule.0.1": 1.0, f"{field}.between": "step"}
+    second = first | {f"{field}.schedule.1.0": 5, f"{field}.schedule.1.1": 0.5}
+    ahead = {"rollout.max_staleness": 2}
+    assert shared_steps(first, second, 9) == 4
+    assert shared_steps(first | ahead, second | ahead, 9) == 2

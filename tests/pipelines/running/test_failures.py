@@ -6,7 +6,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -17,7 +19,10 @@ from places import TESTS
 from waiting import wait_for
 
 from pipelines.home.runs import status_of
+from pipelines.processes.supervisor import StageError
+from pipelines.running import stages
 from pipelines.running.failures import early_exit
+from pipelines.running.progress import Silent
 from specs.machine.exit_cause import EarlyExit, cause_of, forget_exits, note_exit, noted_exits
 from specs.machine.files import write_json
 
@@ -118,6 +123,30 @@ def test_an_exception_that_would_happen_again_counts_unless_a_rank_was_killed(tm
     assert early_exit(-9, "", tmp_path, killed_for_memory=False).cause == "lost_peer"
 
 
+def test_ranks_that_nccl_waited_for_in_vain_are_named(tmp_path: Path) -> None:
+    said = (
+        "[rank{}]:[E1127 20:01:02.3 ProcessGroupNCCL.cpp:683] [Rank 0] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=1, Timeout(ms)=900000) ran for 900001 milliseconds"
+    )
+    text = "\n".join([said.format(0), said.format(2), *["terminate called"] * 100])
+    spec: Any = SimpleNamespace(
+        stages=SimpleNamespace(train=SimpleNamespace(timeout_seconds=60.0)),
+        training=SimpleNamespace(ranks=4),
+        launcher=SimpleNamespace(collective_timeout_seconds=900.0),
+    )
+    execution: Any = SimpleNamespace(
+        directory=tmp_path, plan=SimpleNamespace(experiment=spec), stop_requested=lambda: None, progress=Silent()
+    )
+    command = [sys.executable, "-c", f"import os\nprint({text!r}, flush=True)\nos.abort()"]
+    with pytest.raises(StageError) as caught:
+        stages._run_process(execution, SimpleNamespace(stage="train"), command, lambda: None)  # type: ignore[arg-type]
+    assert caught.value.cause == "lost_peer"
+    assert str(caught.value).startswith(
+        "train was killed by SIGABRT: ranks 1, 3 did not arrive at a collective within 900 s"
+        " (launcher.collective_timeout_seconds); the end of "
+    )
+
+
 def test_the_first_note_of_a_rank_stays(tmp_path: Path) -> None:
     first = EarlyExit("diverged", "first", 7)
     note_exit(tmp_path, first)
@@ -138,7 +167,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """480 MiB of address space beside what a trainer has at its start."""
     monkeypatch.setenv("PYTHONPATH", f"{LIMITS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("TEST_SPARE_MIB", "480")
-    monkeypatch.setenv("RPG_FORK_STAGES", "0")  # the limit is set where a process begins
+    monkeypatch.setenv("RPG_FORK_STAGES", "0")  # the limit is set at the start of a process
 
 
 @pytest.mark.long

@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hold(run: Path) -> Iterator[Start]:
-    """Starts a process that takes the run and says so; `busy` where it cannot."""
+    """Starts a process that takes the run and reports it, or `busy` if it cannot."""
     holders: list[subprocess.Popen[str]] = []
 
     def start() -> "subprocess.Popen[str]":

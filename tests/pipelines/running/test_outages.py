@@ -1,4 +1,4 @@
-"""The Prefect server is away while a run trains: training goes on, and the dashboard catches up."""
+"""The Prefect server is unreachable while a run trains: training continues, and the dashboard catches up."""
 
 import os
 import signal

@@ -92,7 +92,7 @@ def runs(tmp_path: Path) -> tuple[RunPlan, ...]:
 
 
 def report(shown: RunsReporter, run: RunPlan, position: int, *, seconds: float) -> None:
-    """A run in which each stage takes so long."""
+    """Returns a run in which each stage takes this long."""
     reporter = shown.run_started(run.run_id, run.name, position, 2)
     for stage in run.stages:
         reporter.stage_started(stage.stage, stage.reason)

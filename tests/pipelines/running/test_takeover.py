@@ -1,4 +1,4 @@
-"""A run whose flow and trainer do not execute any more is taken over, and what comes back changes nothing of it."""
+"""A run whose flow and trainer no longer execute is taken over, and a returning process does not change it."""
 
 import signal
 import subprocess
@@ -26,7 +26,7 @@ REPRODUCIBLE = """
 
 @pytest.fixture
 def undisturbed(lab: Lab, tmp_path: Path) -> list[Any]:
-    """The metrics of the same run in a home where nothing happens to it."""
+    """Returns the metrics of the same run in a home without interruptions."""
     other = Lab(tmp_path / "undisturbed", lab.spec)
     other.spec.write_text(SPEC)
     (tmp_path / "undisturbed").mkdir()

@@ -1,4 +1,4 @@
-"""Two commands at one experiment: each takes what the other leaves, and waits for the rest."""
+"""Two commands at one experiment: each takes the work that the other leaves, and waits for the rest."""
 
 import threading
 import time

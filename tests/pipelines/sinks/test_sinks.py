@@ -210,7 +210,7 @@ def figure(attempt: int, step: int) -> float:
 
 
 def begin(home: Home, **executed_by: Any) -> None:
-    """The documents of a run that trains; without `executed_by` one that nobody executes any more."""
+    """Writes the documents of a run that trains; without `executed_by` no process executes it any more."""
     directory = home.run(RUN)
     known = {"run_id": RUN, "experiment": "sums", "name": "seed 0", "seed": 0, "values": {}, "objective": "rpg"}
     write(directory / "run.json", known | {"question": SPEC["question"], "created_at": START.isoformat()})
@@ -259,7 +259,7 @@ def send(home: Home, name: str) -> None:
 
 
 def in_sql(home: Home, name: str, run_id: str = RUN) -> Figures:
-    """What a sink has to hold, each figure once."""
+    """Returns the expected content of a sink, each figure once."""
     sql = (
         "select step, name, value from metrics where run_id = $run_id union all"
         " select step, concat('evaluation/', dataset, '/', metric, part.name), part.value from evaluations,"

@@ -183,6 +183,25 @@ def test_an_interrupted_trial_goes_on_under_its_number(home: Home, tmp_path: Pat
     assert record["trials"][0]["params"] == left["trials"][0]["params"]
 
 
+@pytest.mark.parametrize("on_failure", ["record", "stop"])
+def test_a_trial_with_a_cancelled_run_is_left_to_the_next_call(home: Home, tmp_path: Path, on_failure: str) -> None:
+    path = write_study(tmp_path / "specs", ("trials: 8", f"trials: 2\non_failure: {on_failure}"))
+    document, evaluate, said = load_study_document(path), Evaluator(home), []
+
+    def cancelled_once(trial: Document, until: int) -> tuple[RunOutcome, ...]:
+        if said[-1].startswith("trial 0 "):
+            return (RunOutcome(make_plan(trial, home).runs[0], "cancelled"),)
+        return evaluate(trial, until)
+
+    first = run_study(document, home, cancelled_once, say=said.append)
+    assert [trial["state"] for trial in first["trials"]] == ["cancelled", "finished"]
+    assert first["trials"][0]["reason"].endswith(" was cancelled")
+    again = run_study(document, home, evaluate)
+    assert [(trial["state"], trial["reason"]) for trial in again["trials"]] == [("finished", "")] * 2
+    assert again["trials"][0]["params"] == first["trials"][0]["params"]
+    assert again["trials"][1] == first["trials"][1]
+
+
 @pytest.mark.more
 @pytest.mark.parametrize(("on_failure", "told"), [("record", ["failed", "finished"]), ("stop", ["failed"])])
 def test_a_failed_trial_is_recorded_with_its_reason(

@@ -1,4 +1,5 @@
-"""The confirmation in rounds: who goes on, what is claimed after each, and what other numbers of seeds change."""
+"""The confirmation in rounds: the remaining candidates, the claims after each round, and the effect of other numbers of
+seeds."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ def answered(home: Home) -> Answer:
 
 
 def with_gain(gain: float, luck: float = 0.01) -> Value:
-    """Candidates that are so much better on fresh seeds, where the search has flattered them."""
+    """Returns candidates that are this much better on fresh seeds, with a search biased in their favour."""
 
     def value(trial: Trial, seed: int) -> float:
         if not seed:

@@ -56,7 +56,7 @@ WORTH: Outcome = measured(widest_is_best)
 
 
 def narrow(trial: Trial, _step: int) -> float:
-    """Another measure, best where the upper clip is small."""
+    """Another measure, best if the upper clip is small."""
     return float(trial.params.get(HIGH, 0.28))
 
 
@@ -257,7 +257,7 @@ def test_a_model_is_steered_by_constraints(tmp_path: Path, sampler: str) -> None
 
 
 def share_that_diverges(study: Study, *, seen: bool) -> float:
-    """Share of a sampler's proposals that diverges, where the best values border on what diverges."""
+    """Returns the share of a sampler's proposals that diverges, with the best values at the border of divergence."""
     trials: list[Trial] = []
     for number in range(40):
         params = propose(study, trials).params

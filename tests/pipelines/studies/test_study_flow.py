@@ -138,7 +138,7 @@ STATES = [Scheduled(), Late(scheduled_time=datetime.now(UTC)), AwaitingRetry(sch
 
 
 def submit(site: Site, workers: int = 1) -> list[FlowRun]:
-    """A study that nobody has begun, as `rpg study submit` leaves it."""
+    """A study that has not started, as `rpg study submit` leaves it."""
     flow.submit_study(StudyDocument.from_json(site.document), site.home, site.server.url, workers=workers)
     return list(flow_runs(site.client, OPEN, study="clips"))
 
@@ -185,7 +185,7 @@ def test_a_study_under_way_is_stopped_as_a_whole_from_a_far_client(
 
     site.execute(flow_run, cancel, monkeypatch)
     threads[0].join()
-    assert said == ["clips is cancelled; run or submitted again, it goes on from here"]
+    assert said == ["clips is cancelled; if run or submitted again, it continues from here"]
     assert site.state(flow_run) == "CANCELLED"
 
 
@@ -220,7 +220,7 @@ def test_a_study_that_a_command_runs_here_is_stopped_and_waited_for(tmp_path: Pa
     thread = threading.Thread(target=trial)
     thread.start()
     assert study_named(home, "clips") == "clips"
-    assert cancel_study(home, "clips", 0.0) == "clips is cancelled; run or submitted again, it goes on from here"
+    assert cancel_study(home, "clips", 0.0) == "clips is cancelled; if run or submitted again, it continues from here"
     thread.join(timeout=0.5)
     assert seen == ["cancelled with its study"]
 
@@ -236,7 +236,7 @@ def test_a_study_whose_worker_is_stopped_while_the_server_is_away_does_not_fail(
         terminate(flow_run_id)
 
     begun = time.monotonic()
-    with pytest.raises(Abort, match="what it was not told is kept for it"):
+    with pytest.raises(Abort, match="its pending updates are kept"):
         site.execute(flow_run, terminate_in_an_outage, monkeypatch)
     assert time.monotonic() - begun < 60
     assert not site.is_held(flow_run), "reconciliation finds it, and schedules it again"

@@ -96,7 +96,7 @@ def test_a_cancelled_study_saves_and_goes_on(lab: Lab, study: Path) -> None:
     assert lab.rpg("study", "cancel", "clips").code == 0
     ended = finished(command, timeout=60)
     assert ended.code == 130, ended.err
-    assert "the same command goes on from here" in ended.err
+    assert "the same command continues from here" in ended.err
     assert lab.processes() == []
     assert lab.query("SELECT number, state FROM trials") == [(0, "pending")]
     (run_id,) = lab.run_ids()

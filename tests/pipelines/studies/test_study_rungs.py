@@ -39,7 +39,7 @@ def test_the_best_of_each_rung_go_on_from_their_checkpoints(home: Home, tmp_path
     assert sum("4" in trial["rungs"] for trial in searched) >= 4  # half of eight
     straight_through = 2 * 8 * len(record["trials"])  # seeds x steps x trials
     assert evaluator.steps_trained < 0.7 * straight_through
-    # No step is trained twice: each run trained exactly what the last rung or the end needs.
+    # No step is trained twice: each run trained exactly the steps up to its last rung or the end.
     reached = [8 if trial["state"] == "finished" else trial["rung"] for trial in record["trials"]]
     assert evaluator.steps_trained == 2 * sum(reached)
 
@@ -119,7 +119,7 @@ def test_the_confirmations_runs_are_an_experiment_of_their_own(home: Home, tmp_p
 
 
 def failing(evaluator: Evaluator, cause: Any, times: int) -> Any:
-    """Executes as the evaluator does, but its second trial fails so many times."""
+    """Executes as the evaluator does, but its second trial fails this many times."""
 
     def execute(trial: Document, until: int) -> tuple[RunOutcome, ...]:
         outcomes = evaluator(trial, until)

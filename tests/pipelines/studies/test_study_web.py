@@ -145,7 +145,7 @@ def test_the_page_shows_the_newest_study_and_changes_none(home, page):
     refused(page, study, detail["trials"][0]["trial_id"])
     assert {path: path.read_bytes() for path in home.root.glob("studies/*/journal.log")} == journals
 
-    # A connection that a browser opened ahead holds up nobody.
+    # A connection that a browser opened ahead delays no other.
     with closing(socket.create_connection(("127.0.0.1", int(page.rpartition(":")[2])))):
         assert asked(f"{page}/api/studies")[0] == 200
 

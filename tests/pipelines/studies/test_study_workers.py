@@ -67,7 +67,7 @@ def keep_in(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["journal", pytest.param("postgresql", marks=pytest.mark.long)])
 def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the study is kept."""
+    """Place of the study's storage."""
     if request.param == "postgresql":
         server: Postgres = request.getfixturevalue("server")
         keep_in(server, monkeypatch)
@@ -89,7 +89,7 @@ def worker(path: Path, home: Home, seconds: float = 0.0) -> "subprocess.Popen[st
 
 
 def wait(processes: list["subprocess.Popen[str]"], timeout: float = 300) -> list[str]:
-    """What they printed; all must have ended well."""
+    """Returns their output; all must have succeeded."""
     printed = []
     for process in processes:
         out, err = process.communicate(timeout=timeout)
@@ -163,7 +163,7 @@ def test_a_trial_is_taken_up_by_whoever_meets_no_living_lease_on_it(home: Home, 
     directory = home.study("clips")
     directory.mkdir(parents=True)
     one, other = (
-        TrialLedger(document, storage.open_storage(home, "clips"), directory, lambda: False) for _ in range(2)
+        TrialLedger(document, storage.open_storage(home, "clips"), directory, lambda: False, "") for _ in range(2)
     )
     one.open()
     other.open()
@@ -180,7 +180,7 @@ def test_a_trial_is_taken_up_by_whoever_meets_no_living_lease_on_it(home: Home, 
         elsewhere = LeaseRecord(number, "elsewhere", 1, "x", at=at, place=place_of(leases))
         create_json(lease_file(leases, number), asdict(elsewhere))
         assert not other.holds(taken)
-        fresh = TrialLedger(document, storage.open_storage(home, "clips"), directory, lambda: False)
+        fresh = TrialLedger(document, storage.open_storage(home, "clips"), directory, lambda: False, "")
         fresh.open()
         (seen,) = fresh.trials()
         fresh._watch._seen = {leases: ((number, 0), -1e9 if state == "pending" else time.monotonic())}
@@ -300,7 +300,7 @@ def test_nothing_is_written_under_a_lock_that_a_restart_has_taken_away(
         return study_id
 
     study_id = kept.transaction(add_a_trial)
-    assert attempts == [0, 0], "begun anew from what it read, with nothing of the first attempt there"
+    assert attempts == [0, 0], "started again from its input, without traces of the first attempt"
     assert len(kept.storage.get_all_trials(study_id)) == 1
 
 

@@ -93,7 +93,7 @@ def shown(home: Path, *commands: tuple[str, ...], seconds: float = 120) -> list[
 
 
 def commands_in(said: bytes) -> list[str]:
-    """What a terminal would obey, but for our own styles and movements, and line ends."""
+    """Returns control sequences, except for our own styles and movements, and line ends."""
     text = OUR_OWN.sub(b"", said).replace(b"\r\n", b"\n").decode("utf-8", "surrogateescape")
     return re.findall("\x1b.{0,8}", text) + OBEYED.findall(text) + re.findall("[\udc80-\udcff]", text)
 

@@ -1,4 +1,4 @@
-"""Who trains on what, and where the tokens stand."""
+"""The distribution of responses over ranks, and the places of tokens."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from specs.schema.training import Training
 
 
 def example() -> StepRollouts:
-    """Two prompts, two responses each, all of another length; a token's id tells where it stands."""
+    """Two prompts, two responses each, all of another length; a token's id is its place."""
     responses = [((3, 4, 5), "stop"), ((6,), "length"), ((11, 12), "stop"), ((13,), "stop")]
     rollouts = [Rollout((Turn(ids, tuple(-token / 10 for token in ids)),), reason) for ids, reason in responses]
     groups = [

@@ -1,4 +1,4 @@
-"""What the certificates say, and that they notice a wrong gradient."""
+"""The statements of certificates, and their detection of a wrong gradient."""
 
 import dataclasses
 import json
@@ -9,11 +9,11 @@ import torch
 
 from rpg.certificate import certificate
 from rpg.certificate.cases import Cases
-from rpg.certificate.catalogue import catalogue, objective
+from rpg.certificate.catalogue import catalogue, certified_objectives, objective, summed
 from rpg.certificate.certificate import Certificate, certify
 from rpg.certificate.enumeration import enumerate_world, response_probabilities
 
-EVERYTHING = [item for items in catalogue().values() for item in items]
+EVERYTHING = [item for items in certified_objectives().values() for item in items]
 
 
 def of(**values: object) -> Certificate:
@@ -54,6 +54,49 @@ def test_from_itself_on_a_token_answers_for_the_divergence_of_the_response_with_
     assert variances[1] < 0.98 * variances[2]
 
 
+@pytest.mark.parametrize("kl", ["full", "top_k"])
+@pytest.mark.parametrize("level", ["token", "to_go"])
+def test_a_divergence_summed_over_tokens_is_exact_with_less_variance_than_the_sampled_tokens(
+    kl: str, level: str
+) -> None:
+    for divergence in ("forward", "reverse", "unnormalized_forward", "unnormalized_reverse"):
+        settings = {"type": "rpg", "divergence": divergence, "level": level, "clip": {"type": "none"}}
+        found, sampled = of(**settings, kl=kl), of(**settings)
+        exact, other = (each.finding("on_policy", "apart") for each in (found, sampled))
+        assert found.holds
+        assert found.objective["kl_top_k"] == 64
+        assert exact.divergence_gradient_of == other.divergence_gradient_of
+        assert exact.variance < 0.95 * other.variance
+        if kl == "full":  # nothing but the reward's part varies, and at to_go the later states
+            alone = of(**settings | {"divergence": "none"}).finding("on_policy", "apart")
+            assert exact.variance < 1.06 * alone.variance
+        if level == "token":
+            assert max(finding.error for finding in found.findings) <= 1e-10
+
+
+@pytest.mark.parametrize("kl", ["full", "top_k"])
+def test_the_jensen_shannon_divergence_is_that_of_each_token_or_of_the_states_of_the_response(kl: str) -> None:
+    settings = {"type": "rpg", "divergence": "jensen_shannon", "kl": kl, "clip": {"type": "none"}}
+    of_tokens, of_response = (of(**settings, level=level) for level in ("token", "to_go"))
+    assert of_tokens.claimed == (
+        "expected reward less the Jensen-Shannon divergence of each token, in states of the sampler"
+    )
+    for finding in (of_tokens.finding(policy, "apart") for policy in ("on_policy", "off_policy")):
+        assert finding.divergence_gradient_of == "Jensen-Shannon divergence of each token"
+    on_policy = of_response.finding("on_policy", "apart")
+    assert on_policy.divergence_gradient_of == "Jensen-Shannon divergence of the response"
+    assert (of_tokens.holds, of_response.holds) == (True, True)
+
+
+def test_the_weight_of_a_sampled_token_has_no_part_of_a_divergence_over_the_vocabulary() -> None:
+    clip = {"type": "dual"}
+    full, none = (
+        objective({"type": "rpg", "kl_coef": 1.0, "clip": clip, **each})
+        for each in ({"kl": "full"}, {"divergence": "none"})
+    )
+    assert certificate.weight_curves(full) == certificate.weight_curves(none)
+
+
 def test_a_world_lists_every_response_once() -> None:
     generator = torch.Generator().manual_seed(0)
     # two tokens that go on: 1 + 2 + 4 + 8 responses that end within 4 tokens, and 16 that are cut
@@ -69,12 +112,12 @@ def test_a_world_lists_every_response_once() -> None:
 
 def test_the_expected_gradient_agrees_with_automatic_differentiation_through_the_policy() -> None:
     cases = certificate._cases()
-    slopes = certificate._slopes(objective({"type": "rpg", "level": "sequence", "clip": {"type": "none"}}), cases)
+    slopes = slopes_of("sequence", cases)
     table = torch.log(cases.policy.clamp(min=1e-300)).requires_grad_()
     logprobs = torch.log_softmax(table, -1)[cases.prefixes, cases.tokens]
     expected = cases.probability[:, None] * torch.where(cases.response_mask, slopes * logprobs, 0)
     (gradient,) = torch.autograd.grad(-expected.sum(), table)
-    assert torch.allclose(gradient, cases.expected(slopes), atol=1e-12)
+    assert torch.allclose(gradient, cases.expected(cases.gradients(slopes)), atol=1e-12)
 
 
 @pytest.mark.more
@@ -82,9 +125,24 @@ def test_the_expected_gradient_agrees_with_automatic_differentiation_through_the
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_the_variance_agrees_with_the_gradient_of_every_single_response(level: str, several_turns: bool) -> None:
     cases = certificate._cases(several_turns=several_turns)
-    slopes = certificate._slopes(objective({"type": "rpg", "level": level, "clip": {"type": "none"}}), cases)
+    slopes = slopes_of(level, cases)
     variances = [_variance_over_responses(cases, slopes, case) for case in range(len(cases.situation))]
-    assert torch.allclose(cases.variance(slopes), torch.stack(variances), rtol=1e-10, atol=0)
+    assert torch.allclose(cases.variance(cases.gradients(slopes)), torch.stack(variances), rtol=1e-10, atol=0)
+
+
+def slopes_of(level: str, cases: Cases) -> torch.Tensor:
+    """Derivatives of the losses of RPG without a clip by the logprobs."""
+    logprobs = cases.logprobs.clone().requires_grad_()
+    losses = certificate.token_losses(
+        objective({"type": "rpg", "level": level, "clip": {"type": "none"}}),
+        logprobs=logprobs,
+        old_logprobs=cases.old_logprobs,
+        ref_logprobs=cases.ref_logprobs,
+        advantages=torch.where(cases.response_mask, cases.centred[:, None], 0.0),
+        response_mask=cases.response_mask,
+    )
+    (slopes,) = torch.autograd.grad(torch.where(cases.response_mask, losses, 0.0).sum(), logprobs)
+    return slopes
 
 
 def _variance_over_responses(cases: Cases, slopes: torch.Tensor, case: int) -> torch.Tensor:
@@ -169,12 +227,16 @@ def test_a_certificate_is_plain_data() -> None:
     assert data["claim"] == "never"
 
 
-SEVERAL_TURNS = [
-    objective({"type": "rpg", "divergence": kind, "estimator": estimator, "level": level, "clip": {"type": "none"}})
-    for kind in ("reverse", "unnormalized_reverse", "forward", "unnormalized_forward")
-    for estimator in ("reinforce", "differentiable")
-    for level in ("token", "to_go", "sequence")
-] + [objective({"type": kind}) for kind in ("grpo", "ppo", "dapo", "gspo", "rloo")]
+SEVERAL_TURNS = (
+    [
+        objective({"type": "rpg", "divergence": kind, "estimator": estimator, "level": level, "clip": {"type": "none"}})
+        for kind in ("reverse", "unnormalized_reverse", "forward", "unnormalized_forward")
+        for estimator in ("reinforce", "differentiable")
+        for level in ("token", "to_go", "sequence")
+    ]
+    + [item for kl in ("full", "top_k") for item in summed(kl)]
+    + [objective({"type": kind}) for kind in ("grpo", "ppo", "dapo", "gspo", "rloo")]
+)
 
 
 @pytest.mark.more

@@ -1,4 +1,4 @@
-"""Certificates of formulas: what is exact, of which divergence, under another engine, and what is not finite."""
+"""Certificates of formulas: exact claims, divergences, other engines, and infinite values."""
 
 from typing import Any
 

@@ -21,7 +21,7 @@ CLAIMED = "expected reward less the unnormalized reverse KL of each token, in st
         (
             {"type": "rpg"},
             {"updates": 1},
-            rf"In this run every update is on policy, so that it has on average exactly the gradient of {CLAIMED}\.",
+            rf"In this run every update is on policy, so that on average it has exactly the gradient of {CLAIMED}\.",
         ),
         (
             {"type": "rpg"},

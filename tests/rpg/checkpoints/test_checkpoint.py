@@ -44,7 +44,7 @@ def test_one_that_is_not_published_is_not_there(tmp_path: Path) -> None:
     killed.mkdir()
     state().write(killed)
     assert checkpoints.latest() == 5
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000005"], "what a killed start left is cleared away"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000005"], "remains of a killed start are removed"
 
 
 def test_the_last_few_are_kept(tmp_path: Path) -> None:

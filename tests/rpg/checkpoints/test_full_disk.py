@@ -1,4 +1,4 @@
-"""A disk that is full ends training with a message; nothing half written counts; with room again the run goes on."""
+"""A disk that is full ends training with a message; nothing half written counts; with room again the run continues."""
 
 import json
 import subprocess
@@ -50,7 +50,7 @@ def test_a_run_survives_a_full_disk(tmp_path: Path, small_disk: Path, room: int,
 
 
 def fill(path: Path, *, leave: int) -> None:
-    """A file that leaves so many bytes of its file system free."""
+    """A file that leaves this many bytes of its file system free."""
     with path.open("wb", buffering=0) as file:
         try:
             while True:

@@ -1,4 +1,4 @@
-"""A run goes on with more or fewer ranks, and under another ZeRO stage, as if nothing had changed."""
+"""A run continues with more or fewer ranks, and under another ZeRO stage, as if nothing had changed."""
 
 import json
 import sys

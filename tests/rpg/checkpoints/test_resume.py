@@ -19,14 +19,25 @@ from tests.rpg.tiny_run import assert_trained, finish, make_inputs, make_run, ro
 
 STEPS = 30
 CHANGES: dict[str, dict[str, Any]] = {
-    "training": {"steps": STEPS, "checkpoint": {"every_steps": 2}, "export_every_steps": 10},
+    "training": {
+        "steps": STEPS,
+        "checkpoint": {"every_steps": 2},
+        "export_every_steps": 10,
+        "entropy_coef": {"target": 0.5, "of": "entropy", "gain": 0.5},
+    },
+    "rollout": {"temperature": {"schedule": [[1, 1.0], [STEPS, 0.8]], "between": "linear"}},
     "reference": {"source": "snapshot", "update": {"every_steps": {"schedule": [[1, 2], [8, 4], [20, 3]]}}},
     "objective": {
-        "kl_coef": {"schedule": [[1, 0.02], [STEPS, 0.3]], "between": "cosine"},
-        "clip": {"type": "dual", "low": {"schedule": [[1, 0.01], [STEPS, 0.3]], "between": "linear"}},
+        "kl_coef": {"target": 1e-3, "of": "kl/reverse", "start": 0.02, "gain": 0.5},
+        "clip": {
+            "type": "dual",
+            "low": {"schedule": [[1, 0.01], [STEPS, 0.3]], "between": "linear"},
+            "high": {"target": 0.05, "of": "clip_fraction/high", "gain": 1.0},
+        },
     },
 }
-"""Two values rise from the first step to the last, so that whatever happens, happens in the middle of a ramp."""
+"""Values that change from the first step to the last, by schedules and by closed loops, so that a kill is always in the
+middle of a change."""
 VLLM = {**CHANGES, "rollout": {"engine": "vllm"}}
 SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31)))
 """Seed of the moments; a failing test names it, and setting it gives the same moments again."""
@@ -107,7 +118,7 @@ def test_many_kills_of_a_run_with_vllm_change_nothing(inputs: Path, tmp_path: Pa
 
 
 def kill(run_dir: Path, *, times: int) -> None:
-    """Starts the run and kills it, so many times, at random moments of its life."""
+    """Starts the run and kills it, this many times, at random moments of its life."""
     chance = random.Random(SEED)
     # Early enough that the last one is killed before it is done.
     for after in sorted(chance.sample(range(1, STEPS - 3), times)):
@@ -144,7 +155,7 @@ def same_state(run_dir: Path, other: Path) -> None:
 
 
 def same_rows(run_dir: Path, other: Path) -> None:
-    """Every valid row is there once, with the values of the uninterrupted run; the clock's figures aside."""
+    """Every valid row is there once, with the values of the uninterrupted run, except for times."""
     for table in ("metrics", "rollouts", "tokens"):
         resumed, uninterrupted = recorded(run_dir, table), recorded(other, table)
         assert len(resumed) == len(rows(run_dir, table)), ("doubled", SEED)

@@ -106,7 +106,7 @@ def test_chat_without_a_template_is_an_error(tmp_path: Path, tokenizer: PreTrain
             "the model's tokenizer has no chat template",
             path=("data", "prompt", "type"),
             given="chat",
-            hint="write `type: template`, or take a model that was tuned for chat",
+            hint="write `type: template`, a `chat_template`, or take a model that was tuned for chat",
         ),
     )
 

@@ -26,7 +26,7 @@ def test_half_of_the_prompts_are_those_solved_now_and_then() -> None:
     drawn = order.take(12)
     medium = {problem for problem in range(20) if problem % 2}
     assert sum(problem in medium for problem in drawn) == 6
-    assert not set(drawn) & (set(range(20)) - medium), "what is all right or all wrong waits for what was never tried"
+    assert not set(drawn) & (set(range(20)) - medium), "problems that are all right or all wrong wait for untried ones"
 
 
 def test_of_the_medium_ones_those_tried_longest_ago_come_first() -> None:

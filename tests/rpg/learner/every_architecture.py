@@ -28,7 +28,7 @@ SIZES = {
     **{"vocab_size": VOCABULARY, "max_position_embeddings": 128, "n_positions": 128, "lru_width": 64},
     **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "rotary_dim": 8},
 }
-"""Field of a config -> what it is in a tiny one, where the field is there."""
+"""Field of a config -> its value in a tiny one, if the config has the field."""
 _LATENT = "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 minicpm3 youtu"
 OWN: dict[str, dict[str, Any]] = {
     **{name: {"num_key_value_heads": 4, "num_experts_per_tok": 2} for name in _LATENT.split()},
@@ -50,13 +50,13 @@ OWN: dict[str, dict[str, Any]] = {
     "zamba": {"attention_hidden_size": 128, "attention_head_dim": 32, "n_mamba_heads": 2},
     "zamba2": {"n_mamba_heads": 8, "mamba_headdim": 16, "attention_hidden_size": 128, "attention_head_dim": 32},
 }
-"""Architecture -> what a tiny one needs besides."""
+"""Architecture -> further fields of a tiny one."""
 
 
 TRAINS = "trains"
 VLLM = "trains with vLLM"
 NOT_TRIED = "not tried: no tiny model of it runs here"
-"""An architecture of which no tiny model runs on token ids: what is wrong with it a user's model tells, too."""
+"""An architecture of which no tiny model runs on token ids: a user's model has the same error."""
 
 
 def architectures() -> list[str]:

@@ -149,7 +149,7 @@ def test_a_model_that_transformers_balances_by_another_loss_is_refused(monkeypat
 
 
 def test_no_architecture_of_transformers_keeps_experts_in_a_list() -> None:
-    """ZeRO 3 gathers what a module holds itself before it computes, whichever of its experts tokens go to. A list of
+    """ZeRO 3 gathers a module's own parameters before it computes, whichever of its experts tokens go to. A list of
     modules would have to be gathered as one (DeepSpeed's `set_z3_leaf_modules`), since ranks call other ones of it."""
     import transformers
 

@@ -67,7 +67,7 @@ def test_the_updates_move_every_tensor(results: Path) -> None:
 
 
 def plain(case: str) -> str:
-    """The case that a case is held against."""
+    """The case to compare a case with."""
     options = [option for option in case.removesuffix("x1").removesuffix("x2").split(":")[3:] if option in PLAIN]
     return ":".join(["plain", *options]) + "x1"
 

@@ -5,12 +5,23 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from rpg.learner.logprobs import has_head_kernel, multiplies_into_float32, token_logprobs
+from rpg.learner.logprobs import (
+    Compared,
+    has_head_kernel,
+    likeliest_tokens,
+    multiplies_into_float32,
+    token_divergences,
+    token_logprobs,
+)
+from rpg.objectives.distribution import summed
+from specs.schema.objective import Divergence
+from tests.memory import PeakMemory
 from tests.rpg.tiny_run import finish, start
 
 TOKENS, HIDDEN, VOCABULARY = 13, 8, 11
@@ -56,6 +67,92 @@ def test_values_and_gradients_are_those_of_the_plain_way(
     expected = torch.autograd.grad((steps * expected_logprobs + share * steps * expected_entropy).sum(), wanted)
     for gradient, exact in zip(actual, expected, strict=True):
         assert torch.allclose(gradient, exact, rtol=1e-10, atol=1e-12)
+
+
+DIVERGENCES = get_args(Divergence)
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("chunk", [None, 5])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+@pytest.mark.parametrize("extra", [0, 4])
+def test_divergences_over_the_vocabulary_have_the_values_and_gradients_of_the_plain_way(
+    divergence: Divergence, chunk: int | None, entropy_gradient: bool, extra: int
+) -> None:
+    """`extra`: tokens that only the reference has, whose hidden states have another size too."""
+    hidden, weight, bias, targets = inputs()
+    generator = torch.Generator().manual_seed(4)
+    shapes = ((TOKENS, HIDDEN + extra), (VOCABULARY + extra, HIDDEN + extra), (VOCABULARY + extra,))
+    compared = Compared(divergence, *(torch.randn(each, generator=generator, dtype=torch.float64) for each in shapes))
+    logprobs, entropy, state = token_divergences(
+        hidden, weight, targets, compared, temperature=0.7, bias=bias, chunk=chunk, entropy_gradient=entropy_gradient
+    )
+    assert compared.bias is not None
+    policy = torch.log_softmax((hidden @ weight.T + bias) / 0.7, -1)
+    reference = torch.log_softmax((compared.hidden @ compared.weight.T + compared.bias) / 0.7, -1)[:, :VOCABULARY]
+    expected = summed(divergence, policy, reference)
+    assert torch.allclose(state.value, expected, atol=1e-13)
+    assert torch.allclose(state.reverse, summed("unnormalized_reverse", policy, reference))
+    assert torch.allclose(state.forward, summed("unnormalized_forward", policy, reference))
+    steps = torch.arange(TOKENS, dtype=torch.float64).cos()
+    share = 0.3 if entropy_gradient else 0.0
+    plain_logprobs, plain_entropy = plain(hidden, weight, bias, targets, 0.7)
+    loss = (steps * logprobs + steps.flip(0) * state.value + share * entropy).sum()
+    plain_loss = (steps * plain_logprobs + steps.flip(0) * expected + share * plain_entropy).sum()
+    pairs = zip(*(torch.autograd.grad(each, (hidden, weight, bias)) for each in (loss, plain_loss)), strict=True)
+    assert all(torch.allclose(one, other, rtol=1e-10, atol=1e-12) for one, other in pairs)
+
+
+@pytest.mark.parametrize("divergence", [each for each in DIVERGENCES if each != "none"])
+def test_a_policy_that_is_the_reference_has_neither_divergence_nor_gradient_in_any_bit(divergence: Divergence) -> None:
+    """Adam would turn the rounding error of a gradient that is 0 into a step."""
+    generator = torch.Generator().manual_seed(5)
+    hidden, weight = (torch.randn(64, 128, generator=generator).requires_grad_() for _ in range(2))
+    compared = Compared(divergence, hidden.detach(), weight.detach(), None)
+    _, _, state = token_divergences(hidden, weight, torch.arange(64), compared, temperature=0.7, chunk=10)
+    assert not any(values.any() for values in (state.value, state.reverse, state.forward))
+    assert not any(gradient.any() for gradient in torch.autograd.grad(state.value.sum(), (hidden, weight)))
+
+
+@pytest.mark.parametrize(("divergence", "blocks"), [("reverse", 3), ("unnormalized_forward", 3), ("jensen_shannon", 5)])
+def test_a_comparison_holds_as_many_blocks_of_logits_as_the_plan_counts(divergence: Divergence, blocks: int) -> None:
+    """`pipelines.planning.memory` adds one to the two of a policy alone, or three."""
+    generator = torch.Generator().manual_seed(6)
+    shapes = ((64, 8), (20_000, 8), (64, 8), (20_000, 8))
+    hidden, weight, *reference = (torch.randn(shape, generator=generator) for shape in shapes)
+    hidden.requires_grad_()
+    with PeakMemory([hidden, weight, *reference]) as memory:
+        compared = Compared(divergence, *reference, None)
+        logprobs, _, state = token_divergences(hidden, weight, torch.arange(64), compared, chunk=32)
+        (logprobs.sum() + state.value.sum()).backward()
+    assert memory.peak == pytest.approx(blocks * 32 * 20_000 * 4, rel=0.01)
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_several_targets_of_a_token_have_the_gradients_of_the_plain_way(entropy_gradient: bool) -> None:
+    hidden, weight, bias, targets = inputs()
+    ids = (targets[:, None] + torch.tensor([0, 3, 4])) % VOCABULARY
+    logprobs, entropy = token_logprobs(
+        hidden, weight, ids, bias=bias, chunk=5, temperature=0.7, entropy_gradient=entropy_gradient
+    )
+    expected = torch.log_softmax((hidden @ weight.T + bias) / 0.7, -1).gather(1, ids)
+    assert torch.allclose(logprobs, expected, rtol=1e-12)
+    steps = torch.arange(3 * TOKENS, dtype=torch.float64).cos().view(TOKENS, 3)
+    share = 0.3 if entropy_gradient else 0.0
+    plain_loss = (steps * expected).sum() + share * plain(hidden, weight, bias, targets, 0.7)[1].sum()
+    losses = (steps * logprobs).sum() + share * entropy.sum(), plain_loss
+    pairs = zip(*(torch.autograd.grad(each, (hidden, weight, bias)) for each in losses), strict=True)
+    assert all(torch.allclose(one, other, rtol=1e-10, atol=1e-12) for one, other in pairs)
+
+
+def test_the_likeliest_tokens_are_those_of_the_plain_way_and_the_targets_logprobs_the_same_bits() -> None:
+    hidden, weight, bias, targets = inputs(torch.float32)
+    logprobs, ids, likeliest = likeliest_tokens(hidden, weight, targets, 3, temperature=0.7, bias=bias, chunk=5)
+    expected = torch.log_softmax((hidden @ weight.T + bias) / 0.7, -1).topk(3)
+    assert torch.equal(ids, expected.indices)
+    assert torch.allclose(likeliest, expected.values, atol=1e-6)
+    assert torch.equal(logprobs, token_logprobs(hidden, weight, targets, temperature=0.7, bias=bias, chunk=5)[0])
+    assert likeliest_tokens(hidden, weight, targets, 99)[1].shape == (TOKENS, VOCABULARY)
 
 
 def test_the_gradient_passes_the_finite_difference_check() -> None:

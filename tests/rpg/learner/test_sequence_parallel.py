@@ -1,4 +1,4 @@
-"""Ranks that share each sequence compute what one rank computes, each with its part of the activations."""
+"""Ranks that share each sequence compute the same as one rank, each with its part of the activations."""
 
 import json
 import sys
@@ -102,7 +102,7 @@ sys.exit(main(Path(sys.argv[1])))
 
 @pytest.mark.long
 def test_a_helping_rank_without_memory_notes_the_row_that_it_shared(tmp_path: Path) -> None:
-    """Half of what is noted becomes the next attempt's budget."""
+    """Half of the recorded amount becomes the next attempt's budget."""
     make_inputs(tmp_path)
     run_dir = make_run(tmp_path, tmp_path / "run", training={"ranks": 2, "sequence_parallel_size": 2})
     command = [sys.executable, "-c", WITHOUT_MEMORY, str(run_dir)]

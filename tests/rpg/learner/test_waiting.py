@@ -67,7 +67,7 @@ def make_passes(spec: Experiment, device: torch.device, *, packed: bool) -> None
     assert len(minibatch.passes) > 1
     for number, batch in enumerate(minibatch.passes):
         trainer.add_pass(minibatch, batch, advantage, ledger, metrics, gives_old=True)
-        if device.type == "cuda" and number == 0:  # what is made once, such as a kernel's own memory, is there now
+        if device.type == "cuda" and number == 0:  # one-time allocations, such as a kernel's own memory, are done now
             torch.cuda.set_sync_debug_mode("error")
 
 
@@ -89,12 +89,12 @@ def test_a_pass_reads_no_value_and_copies_none_to_the_host(changes: dict[str, An
 
 @pytest.fixture
 def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process is the first of two ranks, of which the other is not there: what they exchange is not sent."""
+    """This process is the first of two ranks, of which the other is not there: their messages are not sent."""
     import deepspeed.comm.comm
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     monkeypatch.setattr(deepspeed.comm.comm, "cdb", None)
-    # As the learner has it: nothing is compiled, and nobody waits for who else compiles it.
+    # As the learner has it: nothing is compiled, and no rank waits for another's compilation.
     monkeypatch.setitem(deepspeed.ops.__compatible_ops__, "deepspeed_shm_comm", False)
     torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     deepspeed.init_distributed("fake", verbose=False)

@@ -16,6 +16,7 @@ from rpg.certificate.enumeration import (
     token_objective,
 )
 from rpg.objectives import token_losses
+from specs.schema.base_objective import direction_of
 from specs.schema.objective import NoClip, Objective, RegularizedObjective
 
 DIVERGENCES = ("forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "none")
@@ -26,6 +27,7 @@ KL_COEF = 0.7
 def gradient_error(item: Objective, world: World, policy: Tensor, sampler: Tensor, reference: Tensor) -> float:
     """Returns the norm of the expected gradient less the exact one, over that of the exact one."""
     policy = policy.clone().requires_grad_()
+    distributions = {"logits": policy[world.prefixes], "ref_logits": reference[world.prefixes]}
     losses = token_losses(
         item,
         logprobs=world.logprobs(policy),
@@ -33,16 +35,18 @@ def gradient_error(item: Objective, world: World, policy: Tensor, sampler: Tenso
         ref_logprobs=world.logprobs(reference),
         advantages=world.rewards[:, None].expand_as(world.prefixes).double(),
         response_mask=world.response_mask.double(),
+        token_ids=world.tokens,
+        **distributions,
     )
     responses = torch.where(world.response_mask, losses, 0).sum(-1)
     (estimate,) = torch.autograd.grad((response_probabilities(world, sampler) * responses).sum(), policy)
     divergence = getattr(item, "divergence", "none")
     kl_coef = 0.0 if divergence == "none" else float(item.kl_coef)
-    forward = divergence.endswith("forward")
-    if item.level == "sequence":
-        truth = sequence_objective(world, policy, reference, forward=forward, kl_coef=kl_coef)
+    direction = direction_of(divergence)
+    if item.level == "token":
+        truth = token_objective(world, policy, sampler, reference, direction=direction, kl_coef=kl_coef)
     else:
-        truth = token_objective(world, policy, sampler, reference, forward=forward, kl_coef=kl_coef)
+        truth = sequence_objective(world, policy, reference, direction=direction, kl_coef=kl_coef)
     (exact,) = torch.autograd.grad(-truth, policy)
     return float((estimate - exact).norm() / exact.norm())
 
@@ -58,6 +62,25 @@ def test_the_expected_gradient_is_the_exact_one_with_three_distinct_policies(
     policy, sampler, reference = (world.policy(generator) for _ in range(3))
     item = RegularizedObjective(divergence=divergence, estimator=estimator, level=level, kl_coef=KL_COEF, clip=NoClip())
     assert gradient_error(item, world, policy, sampler, reference) <= 1e-10
+
+
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize(
+    "kl", [{"kl": "full"}, {"kl": "top_k", "kl_top_k": 1}, {"kl": "top_k", "kl_top_k": 2}], ids=str
+)
+@pytest.mark.parametrize(
+    ("divergence", "estimator"), list(itertools.product([*DIVERGENCES, "jensen_shannon"], ESTIMATORS))
+)
+def test_a_divergence_summed_over_tokens_has_the_exact_gradient_off_policy_and_to_go_on_policy(
+    divergence: str, estimator: str, kl: dict[str, object], length: int
+) -> None:
+    generator = torch.Generator().manual_seed(7 * length)
+    world = enumerate_world(4, length, generator)
+    policy, sampler, reference = (world.policy(generator) for _ in range(3))
+    settings = {"divergence": divergence, "estimator": estimator, "kl_coef": KL_COEF, "clip": NoClip(), **kl}
+    of_tokens, to_go = (RegularizedObjective(level=level, **settings) for level in ("token", "to_go"))
+    assert gradient_error(of_tokens, world, policy, sampler, reference) <= 1e-10
+    assert gradient_error(to_go, world, policy, policy, reference) <= 1e-10
 
 
 READINGS = {

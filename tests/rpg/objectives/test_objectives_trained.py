@@ -1,4 +1,4 @@
-"""What a spec says of divergences in the reward, whitening and averaged references is what the trainer does."""
+"""The trainer follows the spec on divergences in the reward, whitening and averaged references."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_rloo_trains_on_rewards_less_the_recorded_divergence_from_the_initial_po
     divergence = np.zeros(len(rollouts))
     for row in tokens:
         divergence[row["rollout_id"]] += row["old_logprob"] - row["ref_logprob"]
-    assert np.abs(divergence).max() > 0.05, "the policy has moved away from where it began"
+    assert np.abs(divergence).max() > 0.05, "the policy has moved away from its start"
     rewards = np.array([row["reward"] for row in rollouts]) - 0.5 * divergence
     groups = rewards.reshape(-1, 8)
     expected = (groups - (groups.sum(-1, keepdims=True) - groups) / 7).ravel()

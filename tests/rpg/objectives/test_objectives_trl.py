@@ -49,7 +49,7 @@ def batch(seed: int) -> dict[str, Tensor]:
 
 def trl_loss(trainer: str, leaf: Tensor, inputs: dict[str, Tensor], **settings: Any) -> Tensor:
     """What TRL's trainer, `GRPO` or `RLOO`, computes from these logprobs."""
-    with warnings.catch_warnings():  # imported here: whoever collects all tests would pay for it
+    with warnings.catch_warnings():  # imported here: the collection of all tests would pay for it
         warnings.simplefilter("ignore")
         module = pytest.importorskip(f"trl.trainer.{trainer.lower()}_trainer")
     this = SimpleNamespace(**SETTINGS, _metrics=defaultdict(lambda: defaultdict(list)))

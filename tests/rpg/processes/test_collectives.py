@@ -1,4 +1,4 @@
-"""A collective of the learner that waits for a rank in vain ends with that rank's number; other waits go on."""
+"""A collective of the learner that waits for a missing rank ends with that rank's number; other waits continue."""
 
 import os
 import signal

@@ -62,7 +62,7 @@ def again(process: Process, word: str = "") -> None:
 
 
 def until(process: Process, word: str) -> str:
-    """What a process says up to a line."""
+    """Returns a process's output up to a line."""
     assert process.stdout
     said = ""
     for line in process.stdout:
@@ -189,7 +189,7 @@ def test_an_outsider_is_told_nothing_by_the_store_while_ranks_meet_and_afterward
     user = NOBODY if os.getuid() == 0 else os.getuid()
     assert before == after
     assert {int(user) for user in before.split()[::2]} == {user}
-    assert before.split()[1::2] == ["32"] * 6, "a nonce, which anybody may have, and no more"
+    assert before.split()[1::2] == ["32"] * 6, "only a nonce, which is public"
     assert not (tmp_path / "ran").exists()
 
 
@@ -232,7 +232,7 @@ def tell_of_listeners(rank: Process, thief: Process, known: int) -> None:
 
 @pytest.fixture
 def kept() -> tuple[tuple[str, int], Any]:
-    """A launch's store, and where it is kept."""
+    """A launch's store, and its address."""
     at = (ADDRESS, free_port())
     return at, keep_store(at, b"key")
 
@@ -268,7 +268,7 @@ def test_who_has_another_key_neither_asks_nor_answers(kept: tuple[tuple[str, int
 
 
 def test_a_message_that_is_altered_repeated_or_sent_back_is_refused(kept: tuple[tuple[str, int], Any]) -> None:
-    """Through someone in between, who has no key and passes on what both say, but for one message."""
+    """Through an attacker in between, without the key, who forwards all messages except one."""
     at, keeper = kept
     asked = json.dumps(["add", 5.0, ["n", 1]]).encode()
 
@@ -338,7 +338,7 @@ def test_strangers_that_say_nothing_or_talk_slowly_keep_no_member_away(
 
 @pytest.mark.more
 def test_a_pickle_in_the_place_of_a_ranks_value_makes_nothing(tmp_path: Path) -> None:
-    """Even from one who had the key: what a rank gathers is read as a message."""
+    """Even an attacker with the key cannot run code: a rank reads gathered data as a message."""
     ran = tmp_path / "ran"
     code = f"""
     import os, pickle, torch, torch.distributed as dist

@@ -1,4 +1,4 @@
-"""A stage whose ranks all stand still ends with their stacks; one in which a single rank works goes on."""
+"""A stage whose ranks all stand still ends with their stacks; one in which a single rank works continues."""
 
 import os
 import sys

@@ -26,7 +26,7 @@ from rpg.tools.tool_error import ToolError  # noqa: E402
 
 PAGE = ROOT / "docs" / "own-reward.md"
 EXPECTED = 918273645
-"""What the programs cannot know, and would have to give."""
+"""Output that the programs cannot know, and would have to give."""
 FOUND = """
 import re
 def found(*things):
@@ -38,13 +38,13 @@ def found(*things):
 
 
 class Cheat(NamedTuple):
-    """A program that has what it takes, but for the answer."""
+    """A program with everything it needs except the answer."""
 
     name: str
     before: str
-    """What it does first."""
+    """Its first statements."""
     value: str
-    """What its function returns, or what it prints."""
+    """Return value of its function, or its output."""
 
 
 ALWAYS = (
@@ -508,7 +508,7 @@ GRADERS: dict[str, tuple[str, Callable[[Sequence[str]], Outcome]]] = {
     "reasoning_gym": ("`reward: reasoning_gym`, six tasks", by_reasoning_gym),
     "tool": ("the tool `python`, asked for gold answers", by_tool),
 }
-"""Name -> what it is, and what it gives the cheats of these names; of all where none is named."""
+"""Name -> its description, and its scores for the cheats of these names; for all cheats without names."""
 TABLES = (
     ("calls", "stdin", "asserts", "beside", "objects"),
     ("C++",),

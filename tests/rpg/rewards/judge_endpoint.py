@@ -13,7 +13,7 @@ Script = Callable[[dict[str, Any]], str | tuple[int, dict[str, str], str]]
 
 
 class JudgeEndpoint:
-    """Where it is, and what it was asked."""
+    """Its address, and the requests it got."""
 
     def __init__(self, script: Script, port: int = 0) -> None:
         self.script = script

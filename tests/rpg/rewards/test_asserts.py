@@ -1,4 +1,4 @@
-"""Tests that are asserts, in many forms: right and wrong programs, and where the tests are run."""
+"""Tests that are asserts, in many forms: right and wrong programs, and the process that runs the tests."""
 
 # ruff: noqa: E501 (programs, a line each)
 
@@ -545,6 +545,14 @@ def test_an_empty_value_equals_nothing_but_an_empty_one(empty: str, scorer: Scor
         "assert np.all(np.sqrt(f(1)) == 5**0.5)",
         "assert np.all(np.abs(np.array(f(1)) - 5) < 1e-6)",
         "assert abs(np.array(f(1)) - np.array([5.0])).sum() < 1e-6",
+        "assert np.sum(np.abs(np.array(f(1)) - 5)) == 0",
+        "assert np.linalg.norm(np.array(f(1)) - 5) == 0",
+        "assert np.subtract(np.array(f(1)), 5).sum() == 0",
+        "assert np.array_equal(np.array(f(1)), np.array([5.0]))",
+        "assert not np.any(np.array(f(1)) - 5)",
+        "assert (np.asarray(f(1)) != 5).sum() == 0",
+        "assert np.abs(np.subtract(f(1), [5.0])).max(initial=0) < 1e-6",
+        "assert sum(abs(a - 5) for a in np.array(f(1))) == 0 and len(f(1)) == 1",
     ]
     if empty != "[]":  # a list has no operators of its own
         tests += ["assert np.all(np.abs(f(1) - 5) < 1e-6)"]

@@ -1,4 +1,4 @@
-"""The tables of cheats in docs/own-reward.md are what was measured."""
+"""The tables of cheats in docs/own-reward.md match the measurements."""
 
 import cheats
 import pytest
@@ -22,7 +22,7 @@ CHEAP = {
 
 
 def on_page() -> dict[str, cheats.Outcome]:
-    """What the page says of each grader."""
+    """Returns the page's table of each grader."""
     found: dict[str, cheats.Outcome] = {}
     for table in cheats.on_page().split("\n\n")[1:]:
         head, _, *rows = ([cell.strip() for cell in line.split(" | ")] for line in table.splitlines())

@@ -251,7 +251,7 @@ def test_a_sandbox_that_fails_stops_the_run_and_gives_no_reward(
     ("form", "row", "message"),
     [
         ("taco", {"input": "x"}, "no column `input_output`, which tests: taco reads"),
-        ("taco", {"input_output": "{"}, "`input_output` is no JSON: "),
+        ("taco", {"input_output": "{"}, "`input_output` is not JSON: "),
         ("taco", {"input_output": {"inputs": ["1"], "outputs": []}}, "no `inputs` and `outputs` of one length"),
         ("taco", {"input_output": {"inputs": [], "outputs": []}}, "there is no test"),
         ("livecodebench", {"public_test_cases": '[{"input": "1"}]'}, "test 1 is no {input, output}: {'input': '1'}"),
@@ -263,12 +263,12 @@ def test_a_sandbox_that_fails_stops_the_run_and_gives_no_reward(
             "of unknown `testtype`: inter",
         ),
         ("deepcoder", {"tests": [*TYPED, *CALLS], "metadata": {"func_name": "f"}}, "more than one kind"),
-        ("verification_info", {"verification_info": {"test_cases": "x"}}, "`verification_info.test_cases` is no JSON"),
+        ("verification_info", {"verification_info": {"test_cases": "x"}}, "`verification_info.test_cases` is not JSON"),
         ("codeforces", {"official_tests": TYPED, "generated_checker": "import sys"}, "has a checker of its own"),
-        ("mbpp", {"test_list": 3}, "`test_list` is no list of texts: 3"),
+        ("mbpp", {"test_list": 3}, "`test_list` is not a list of texts: 3"),
         ("humaneval", {"test": "assert f(1)", "entry_point": "f"}, "defines no check(candidate)"),
         ("cases", {"tests": [{"arguments": [1]}], "function": "f"}, "test 1 is no {arguments, value}"),
-        ("cases", {"tests": [{"arguments": 1, "value": 2}], "function": "f"}, "test 1: `arguments` is no list: 1"),
+        ("cases", {"tests": [{"arguments": 1, "value": 2}], "function": "f"}, "test 1: `arguments` is not a list: 1"),
     ],
 )
 def test_a_row_whose_tests_are_of_another_form_is_named(

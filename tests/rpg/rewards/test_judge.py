@@ -1,4 +1,4 @@
-"""A judge behind an address: what it is asked, what is read from its replies, and what it may cost."""
+"""A judge behind an address: its questions, the verdicts in its replies, and its costs."""
 
 import json
 import threading
@@ -78,7 +78,7 @@ def test_an_answer_that_asks_for_marks_or_imitates_the_judge_changes_nothing_tha
         (score,) = scored(scorer, answer)
     assert score.value == 0.0
     assert score.error
-    assert score.error.startswith("the judge gave no verdict: the last line is no verdict")
+    assert score.error.startswith("the judge gave no verdict: the last line is not a verdict")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_garbage_is_a_failure_with_the_whole_reply_and_no_verdict(reply: str) ->
     [
         (r'"half \ud83d"', "half a character"),
         ('"VERDICT: 3", "content": "VERDICT: 5"', 'the key "content" twice'),
-        ('"x", "logprobs": NaN', "NaN, which is no number"),
+        ('"x", "logprobs": NaN', "NaN, which JSON does not have"),
         ('"x", "seed": ' + "7" * 5000, "a whole number of 5000 digits"),
     ],
 )

@@ -1,4 +1,5 @@
-"""A judge that is away for a minute, says garbage, repeats what asks for marks, and whose verdicts cannot be kept."""
+"""A judge that is unreachable for a minute, writes garbage, repeats requests for marks, and whose verdicts cannot be
+stored."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""What a program writes costs the process that trains no more than a right output does."""
+"""A program's output costs the training process no more than a right output does."""
 
 import time
 import tracemalloc

@@ -93,7 +93,7 @@ def test_a_worker_keeps_an_answer_alone_where_any_part_may_run_it() -> None:
 
 @pytest.mark.parametrize("task", ["countdown", "chain_sum"])
 def test_a_task_that_nobody_has_checked_is_refused(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "nobody has checked" in why_not("a new one", Unknown)
+    assert "it is not known" in why_not("a new one", Unknown)
     (_, problem), *_ = problems(task, 1)
     assert REWARD.objects_to(problem) is None
     monkeypatch.setattr("rpg.rewards.functions.reasoning_gym._installed", lambda: "0.2")

@@ -1,4 +1,4 @@
-"""A reward in one file: what its function is given, what it may return, and how its faults are told."""
+"""A reward in one file: its function's arguments and return values, and the messages of its faults."""
 
 import json
 from pathlib import Path

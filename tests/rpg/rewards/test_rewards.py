@@ -172,7 +172,25 @@ def verifier() -> Iterator[object]:
         (r"\sqrt{2} + 10^{-60}", r"\boxed{\sqrt{2}}", 0.0),
         ("10^{300} + 1", r"\boxed{10^{300}}", 0.0),
         ("-1", r"\boxed{e^{i\pi}}", 1.0),
+        # Symbols whose roots and logarithms are real are positive.
+        (r"\sqrt{1/n}", r"\boxed{\frac{1}{\sqrt{n}}}", 1.0),
+        (r"\sqrt{\frac{x}{y}}", r"\boxed{\frac{\sqrt{x}}{\sqrt{y}}}", 1.0),
+        ("x", r"\boxed{\sqrt{x^2}}", 0.0),
+        (r"2\log x", r"\boxed{\log(x^2)}", 0.0),
+        (r"\sqrt{n}", r"\boxed{\sqrt{m}}", 0.0),
         # Spellings that the library alone does not read.
+        ("x^2", "x^2", 1.0),
+        ("2x + 1", "The answer is 2x+1.", 1.0),
+        ("x^2", "x^3", 0.0),
+        ("3", "Answer: 3 m", 1.0),
+        ("7/2", "The answer is 3 1/2.", 1.0),
+        ("-3 1/2", r"\boxed{-3.5}", 1.0),
+        ("31/2", r"\boxed{3 1/2}", 0.0),
+        ("12", "The answer is twelve.", 1.0),
+        ("-2005", r"\boxed{\text{minus two thousand and five}}", 1.0),
+        ("twenty-one", "21", 1.0),
+        ("1", "The answer is one of these", 0.0),
+        ("12", "thirteen", 0.0),
         (r"\frac{\pi}{2}", "The answer is pi/2.", 1.0),
         (r"2\sqrt{3}", "**Answer:** 2√3", 1.0),
         (r"\sqrt{2}", "√2", 1.0),
@@ -355,7 +373,7 @@ def workers() -> set[int]:
 
 
 def watched(pids: set[int]) -> set[int]:
-    """What has come of these processes."""
+    """Returns the states of these processes."""
     return {child.pid for pid in pids for child in psutil.Process(pid).children(recursive=True)}
 
 
@@ -504,7 +522,7 @@ def test_a_scorer_has_limits(pool: WorkerPool) -> None:
     memory, processes, length, files, core = map(int, str(run(pool, "limits")[0].extracted).split())
     assert (memory, length, core) == (8 << 30, 1 << 30, 0)
     assert files <= 4096
-    # The kernel counts all that the user has, other programs too: a limit of ours would end what has room.
+    # The kernel counts all that the user has, other programs too: a limit of ours would end programs that have room.
     assert processes == resource.getrlimit(resource.RLIMIT_NPROC)[1]
 
 

@@ -27,7 +27,7 @@ TWICE: dict[str, Any] = {
     ],
     "overlong": {"buffer": 4, "penalty": 0.5},
 }
-"""2 where a response is right; -0.25 always, since none says Answer:; up to -0.5 for more than four tokens."""
+"""2 if a response is right; -0.25 always, since none says Answer:; up to -0.5 for more than four tokens."""
 DATA: dict[str, Any] = {
     "train": [
         {"source": "parquet", "name": "once", "path": "train.parquet"},
@@ -63,14 +63,14 @@ def of_set(row: dict[str, Any]) -> str:
 
 
 def worth(row: dict[str, Any]) -> float:
-    """What the reward of the response's set gives it."""
+    """Returns the score by the reward of the response's set."""
     if of_set(row) == "once":
         return float(row["correct"])
     return 2.0 * row["correct"] - 0.25 - 0.5 * max(0, row["num_tokens"] - 4) / 4
 
 
 def scored(run: Path) -> list[tuple[Any, ...]]:
-    """The first step's responses and what they were given."""
+    """Returns the first step's responses and their rewards."""
     names = ("rollout_id", "prompt_id", "response", "reward", "reward_terms")
     return sorted(tuple(row[name] for name in names) for row in rows(run, "rollouts") if row["step"] == 1)
 

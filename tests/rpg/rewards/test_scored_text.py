@@ -1,4 +1,4 @@
-"""What of a response is scored: with or without its thought, and which of several answers."""
+"""The scored part of a response: with or without its thought, and which of several answers."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Models that score in a process of their own: they say what they were made to say, and a policy learns from it."""
+"""Models that score in their own process: they give the scores they were trained to give, and a policy learns from
+them."""
 
 import json
 from importlib.util import find_spec
@@ -41,7 +42,7 @@ def test_a_judge_of_this_machine_is_not_moved_by_an_answer_that_imitates_it(judg
     values = [score.value for score in scores]
     assert values[:3] == [1.0, 0.0, 1.0]
     for score in scores:
-        # Whatever the answer holds, what is read is the number alone that the judge itself wrote.
+        # Whatever the answer contains, only the judge's own number is read.
         (said,) = json.loads(score.verdicts or "[]")
         assert said["score"] is None or (said["text"].strip() == f"{said['score']:g}" and 1 <= said["score"] <= 9)
         assert said["prompt_tokens"] > 0

@@ -1,4 +1,4 @@
-"""What a model wrote is scored where it can do nothing: attacks as root and as an ordinary user."""
+"""A model's text is scored in a sandbox in which it can do no harm: attacks as root and as an ordinary user."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def test_an_answer_that_is_code_reaches_nothing(user: str, open_directory: Path)
 def test_an_answer_that_misbehaves_costs_its_own_reward_alone(user: str, open_directory: Path) -> None:
     found = attacked("misbehaviour", user, open_directory)
     late, killed = "no verdict after 1 s", "no verdict after 1 s; the scorer was killed"
-    endless, nonsense = "the scorer wrote without end", "the scorer wrote what is no verdict"
+    endless, nonsense = "the scorer wrote without end", "the scorer's output is not a verdict"
     died = "the scorer's process died (SIGKILL)"
     expected = {
         "loops": {late},
@@ -176,5 +176,5 @@ def test_a_sealed_process_reads_what_it_is_given_and_cannot_change_it(open_direc
 
 
 def sleepers(nap: str) -> list[psutil.Process]:
-    """Processes `sleep` of a duration that is nobody else's."""
+    """Returns the processes `sleep` of a unique duration."""
     return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", nap]]

@@ -1,4 +1,5 @@
-"""Verdicts are checked in one place, whoever formed them; one that a response wrote decides on its own value alone."""
+"""Verdicts are checked in one place, whatever their origin; one that a response wrote decides on its own value
+alone."""
 
 import json
 import math
@@ -24,7 +25,7 @@ MANY = dict.fromkeys(map(str, range(1001)), 0.0)
 
 
 class Says(Reward):
-    """Returns what it was made with."""
+    """Returns its own argument."""
 
     in_process: ClassVar[bool] = True
     says: ClassVar[Any] = None
@@ -216,8 +217,8 @@ FORGED = [
     ({"value": 0.5, "error": "why", "away": True}, Score.failed("why")),
     ({"value": 1e300}, Score.failed(INVALID + "value is 1e+300; allowed: a number from -1e+06 to 1e+06")),
     ({"value": math.nan}, Score.failed(INVALID + "value is nan; allowed: a number from -1e+06 to 1e+06")),
-    ({"value": "1"}, Score.failed("the scorer wrote what is no verdict")),
-    ({"extracted": ["x"]}, Score.failed("the scorer wrote what is no verdict")),
+    ({"value": "1"}, Score.failed("the scorer's output is not a verdict")),
+    ({"extracted": ["x"]}, Score.failed("the scorer's output is not a verdict")),
 ]
 
 

@@ -48,7 +48,7 @@ def _trained(model: Any, loss_of: Callable[[list[str]], torch.Tensor]) -> None:
 
 
 def make_judge(directory: Path, **sizes: int) -> Path:
-    """Made by supervised steps on questions and verdicts: 9 where the answer has no 0, else 1."""
+    """Trained by supervised steps on questions and verdicts: 9 if the answer has no 0, else 1."""
     tokenizer = make_tokenizer(ByteTokenizer(), [])
     torch.manual_seed(0)
     special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
@@ -73,7 +73,7 @@ def make_judge(directory: Path, **sizes: int) -> Path:
 
 
 def make_classifier(directory: Path) -> Path:
-    """Made by steps of regression: to 1 where the response has no 0, else to 0."""
+    """Trained by steps of regression: to 1 if the response has no 0, else to 0."""
     tokenizer = make_tokenizer(ByteTokenizer(), [])
     torch.manual_seed(0)
     config = Qwen3Config(vocab_size=len(tokenizer), num_labels=1, pad_token_id=tokenizer.pad_token_id, **SIZES)

@@ -1,6 +1,6 @@
-"""Training with an agent: what is trained on, behind what, the record, replay, resume and ranks.
+"""Training with an agent: the trained tokens and their contexts, the record, replay, resume and ranks.
 
-The program asks twice. Of the policy's five tokens it takes a 1 for a reason to write its history anew.
+The program asks twice. Of the policy's five tokens it takes a 1 as a reason to rewrite its history.
 """
 
 import json

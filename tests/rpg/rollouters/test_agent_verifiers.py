@@ -24,7 +24,7 @@ from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, train
 
 PYTHON = os.environ.get("RPG_VERIFIERS_PYTHON", "")
 UV = ("SSL_CERT_FILE",)
-"""Variables with which uv fetches what the harness needs."""
+"""Variables with which uv fetches the harness's packages."""
 TASKSETS = Path(__file__).with_name("verifiers_taskset")
 
 
@@ -61,7 +61,7 @@ def test_a_taskset_of_verifiers_trains_over_the_endpoint(tmp_path: Path, monkeyp
     turns = rows(run, "turns")
     assert len(answers) == 8
     assert {turn["error"] for turn in turns} == {None}
-    assert all(turn["sampled"] for turn in turns), "the harness asks what the prompt asks"
+    assert all(turn["sampled"] for turn in turns), "the harness asks the prompt's question"
     for turn in turns:
         said = turn["text"].replace("<eos>", "").replace("<pad>", "").strip()[:1]
         asked = answers[turn["rollout_id"]]

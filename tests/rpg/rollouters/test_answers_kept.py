@@ -1,4 +1,4 @@
-"""Answers of tools that are no functions of what they are asked: a run that is killed hears them again.
+"""Answers of tools that do not depend only on their arguments: a killed run gets the same answers again.
 
 The tool says random digits. It is held up in the middle of a step, where the trainer is killed.
 """

@@ -119,7 +119,7 @@ def test_what_the_user_says_is_never_a_special_token(chat: Any) -> None:
 
 
 def test_a_model_without_a_template_needs_words() -> None:
-    with pytest.raises(SpecError, match="the model's chat template is none for conversations"):
+    with pytest.raises(SpecError, match="the model's chat template does not support conversations"):
         speak(PLAIN.model_copy(update={"words": None}), "a")
 
 

@@ -1,4 +1,4 @@
-"""A user whose words a model writes: what it is asked, what ends a conversation, and what it said, after a kill."""
+"""A user whose words a model writes: its prompts, the end of a conversation, and its remarks after a kill."""
 
 import json
 import random
@@ -30,7 +30,7 @@ def talk(endpoint: JudgeEndpoint, **options: Any) -> Conversation:
 
 
 def no_more_than(number: int) -> Any:
-    """A user that says `so often?` until it has heard so many turns of the policy."""
+    """A user that says `so often?` until it has heard this many turns of the policy."""
 
     def said(request: dict[str, Any]) -> str:
         heard = sum(each["role"] == "user" for each in request["messages"]) - 1
@@ -115,7 +115,7 @@ def test_where_the_model_is_asked_is_no_part_of_what_it_says() -> None:
     ("options", "said"),
     [
         ("", "rollout.rollouter.user.instruction: missing"),
-        (", instruction: Ask., endpoint: ftp://here", "rollout.rollouter.user.endpoint: is no address of an API"),
+        (", instruction: Ask., endpoint: ftp://here", "rollout.rollouter.user.endpoint: is not the address of an API"),
         (", instruction: Ask., key: sk-123456789", "a secret's place belongs here, not the secret"),
         (", instruction: Ask., end: BYE", "rollout.rollouter.user.end: the instruction does not tell the model this"),
         (", instruction: Ask., persona: x", "rollout.rollouter.user.persona: unknown field"),

@@ -1,4 +1,4 @@
-"""An environment of two turns, of an installed package: what it gives is context, what is sampled is trained on.
+"""An environment of two turns, of an installed package: its text is context, and sampled tokens are trained on.
 
 After its first answer the policy is asked "0=", two tokens that the environment gives; then it answers again.
 """

@@ -1,4 +1,4 @@
-"""The environment of tools: what is given is context, and nobody waits for others."""
+"""The environment of tools: given tokens are context, and responses do not wait for each other."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ END = int(BYTES.eos_token_id)
 
 
 class Slow(Tool):
-    """Answers after so many seconds, or fails."""
+    """Answers after this many seconds, or fails."""
 
     def describe(self) -> dict[str, Any]:
         parameter = {"type": "string", "description": "seconds"}
@@ -132,7 +132,7 @@ def plain(text: str) -> list[int]:
 
 
 class Echo(Slow):
-    """Says what it is told."""
+    """Returns its argument."""
 
     immediate: ClassVar[bool] = True
 
@@ -396,5 +396,5 @@ def test_what_is_sampled_is_never_encoded_again(chat: Any) -> None:
 def test_a_template_without_tools_is_refused() -> None:
     plain_chat = make_tokenizer(ByteTokenizer(), ())
     plain_chat.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    with pytest.raises(SpecError, match="the model's chat template is none for tools"):
+    with pytest.raises(SpecError, match="the model's chat template does not support tools"):
         hermes(plain_chat, "hello")

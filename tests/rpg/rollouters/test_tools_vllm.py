@@ -1,4 +1,4 @@
-"""Training with a tool beside a vLLM engine: what a turn is sampled behind, and that the same is sampled again."""
+"""Training with a tool beside a vLLM engine: the context of a turn, and repeated samples."""
 
 from importlib.util import find_spec
 from pathlib import Path

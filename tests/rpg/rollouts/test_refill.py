@@ -1,4 +1,4 @@
-"""Dynamic sampling: which groups a step is made of, and what was thrown away."""
+"""Dynamic sampling: the groups of a step, and the discarded ones."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Where a step's rollouts come from, over several ranks."""
+"""The sources of a step's rollouts, over several ranks."""
 
 import os
 import subprocess

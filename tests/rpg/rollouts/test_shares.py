@@ -1,4 +1,4 @@
-"""Each response on one rank: what the ranks hold together, compute and write is what one rank would."""
+"""Each response on one rank: together the ranks hold, compute and write the same as a single rank."""
 
 import subprocess
 import sys
@@ -88,4 +88,4 @@ def test_batches_that_wait_in_a_checkpoint_are_taken_over_by_any_number_of_ranks
     assert loaded.rollouts.responses == alone.rollouts.responses == the_step().responses
     first, *others = shared.ranks
     np.testing.assert_array_equal(first["loaded/token_ids"], the_step().token_ids)
-    assert not any(len(rank["loaded/held"]) for rank in others), "what one rank saved goes to one"
+    assert not any(len(rank["loaded/held"]) for rank in others), "the state of one rank goes to one"

@@ -1,4 +1,4 @@
-"""Sampling ahead of training: which weights sample which batch, what is recorded of it, and that a resume is exact.
+"""Sampling ahead of training: the weights of each batch, its records, and exact resumption.
 
 With 2 batches ahead groups without variance are replaced as well, so that a batch takes as many prompts as it needs.
 """

@@ -1,4 +1,4 @@
-"""Dynamic sampling as a stream: it keeps the groups that rounds keep, whatever ends first, and goes on exactly."""
+"""Dynamic sampling as a stream: it keeps the groups that rounds keep, whatever ends first, and resumes exactly."""
 
 import math
 import os

@@ -35,6 +35,7 @@ from tests.rpg.tiny_engine import (
 
 ENGINES = [
     "transformers",
+    pytest.param("engines", marks=pytest.mark.more),
     pytest.param("vllm", marks=pytest.mark.vllm),
     pytest.param("dedicated", marks=[pytest.mark.vllm, pytest.mark.long]),
 ]
@@ -63,7 +64,7 @@ def weights_dir(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest, weights_dir: Path) -> Iterator[Sampler]:
-    if request.param != "transformers":
+    if request.param in ("vllm", "dedicated"):
         pytest.importorskip("vllm", exc_type=ImportError)
     sampler = open_engine(request.param, weights_dir)
     yield sampler
@@ -226,7 +227,7 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_text(engine: Sampl
 
 
 def end_of(rollout: Rollout, stop: tuple[str, ...]) -> str:
-    """What ended it, having checked that nothing before the last token would have."""
+    """Returns the reason of its end, having checked that nothing before the last token would have."""
     words = ["" if token in (EOS, PAD) else WORDS[token] for token in rollout.response_ids]
     assert not any(text in "".join(words[:-1]) for text in stop)
     assert EOS not in rollout.response_ids[:-1]
@@ -306,7 +307,10 @@ def test_a_turn_begins_while_others_go_on_and_is_what_it_would_be_alone(engine: 
         pauses.add(pause)
         if pause == "idle" and not ready:
             return None
-        new = [TurnRequest(contexts[number], seed=100 * number + turns_left[number], limit=most) for number in ready]
+        new = [
+            TurnRequest(contexts[number], seed=100 * number + turns_left[number], limit=most, prompt=number)
+            for number in ready
+        ]
         asked.extend(ready)
         requests.extend(new)
         ready.clear()
@@ -322,7 +326,7 @@ def test_a_turn_begins_while_others_go_on_and_is_what_it_would_be_alone(engine: 
 
     assert engine.serve(next_turns, sampling=sampling(most), on_response=note) == 0
     assert sorted(number for number, _ in ended) == list(range(12))
-    assert {"idle", "ended"} <= pauses
+    assert {"idle", "ended"} <= pauses or (engine.engines > 1 and pauses == {"idle"})
     alone = [
         engine.generate([turn.token_ids], group_size=1, sampling=sampling(most), seeds=[turn.seed])[0].rollouts[0]
         for turn in requests
@@ -346,6 +350,28 @@ def test_who_gives_turns_may_end_the_call_in_the_middle(engine: Sampler) -> None
     )
     assert asked[1] in ("steps", "ended", "idle")
     assert (left > 0) == (not rollouts)
+
+
+def test_an_unfinished_turn_goes_on_where_it_was_cut(engine: Sampler) -> None:
+    """Both parts are drawn from the policy, the second one from the first's end; a turn that has ended is not told."""
+    ended: dict[int, Rollout] = {}
+    cut: dict[int, Rollout] = {}
+    turns = [[TurnRequest(tuple(PROMPT), seed=seed, limit=60) for seed in range(20)], None]
+    left = engine.serve(
+        lambda pause: [] if pause == "ended" else turns.pop(0),
+        sampling=sampling(60),
+        on_response=ended.__setitem__,
+        on_unfinished=cut.__setitem__,
+    )
+    assert left == sum(rollout.num_sampled for rollout in cut.values()) > 0
+    assert sorted([*ended, *cut]) == list(range(20))
+    whole = engine.generate([PROMPT] * 20, group_size=1, sampling=sampling(60), seeds=range(20))
+    for number, rollout in (ended | cut).items():
+        expected, count = whole[number].rollouts[0], rollout.num_sampled
+        assert rollout.response_ids == expected.response_ids[:count]
+        assert rollout.rollout_logprobs == pytest.approx(expected.rollout_logprobs[:count], abs=1e-4)
+        assert (number in ended) == (count == expected.num_sampled)
+    assert len({rollout.num_sampled for rollout in cut.values()}) == 1, "all were cut at one time"
 
 
 def test_a_turn_without_room_is_named(engine: Sampler) -> None:

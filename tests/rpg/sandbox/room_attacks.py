@@ -181,7 +181,7 @@ def main(directory: Path) -> None:
 
 
 def nap(directory: Path) -> str:
-    """A duration that is nobody else's."""
+    """A unique duration."""
     return f"3600.{abs(hash(str(directory))) % 10**9}"
 
 

@@ -12,7 +12,7 @@ import psutil
 from rpg.sandbox import Limits, Sandbox, room, stopping
 
 WINDOW = 0.5
-"""Seconds for which is measured what is used."""
+"""Seconds of the measurement."""
 BEGIN = """
 import ctypes, fcntl, mmap, os, signal, subprocess, sys, threading, time
 counts = mmap.mmap(-1, 4096)  # a counter for each process

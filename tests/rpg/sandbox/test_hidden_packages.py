@@ -88,7 +88,7 @@ def test_copies_for_another_interpreter_are_hidden_too(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True)
         file.touch()
         (tmp_path / place / "reasoning_gym-0.1.dist-info").mkdir()
-        (tmp_path / place / "storage").mkdir()  # another's, as far as anybody knows
+        (tmp_path / place / "storage").mkdir()  # presumably another's
     found = [path.relative_to(tmp_path) for path in hidden([tmp_path]) if path.is_relative_to(tmp_path)]
     assert [(path.parts[0], path.name) for path in found] == [
         (first, name) for first in ("envs", "lib", "local") for name in ("reasoning_gym", "reasoning_gym-0.1.dist-info")
@@ -96,7 +96,7 @@ def test_copies_for_another_interpreter_are_hidden_too(tmp_path: Path) -> None:
 
 
 def seen(command: str, *readable: Path) -> str:
-    """What a shell that may run a policy's text writes."""
+    """Returns the output of a shell that may run a policy's text."""
     options: dict[str, Any] = {"limits": Limits(processes=0), "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
     process = start(["/bin/sh", "-c", command], sealed=True, hides=True, readable=readable, **options)
     written = process.stdout.read().decode()

@@ -1,4 +1,4 @@
-"""The room in which programs run: what they get, what is said of them, and what is the sandbox's own failure."""
+"""The room in which programs run: their input, their reported results, and failures of the sandbox itself."""
 
 import os
 import re

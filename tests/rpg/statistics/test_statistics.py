@@ -1,4 +1,4 @@
-"""Intervals over seeds and problems: worked numbers, what they must not depend on, and how often they hold."""
+"""Intervals over seeds and problems: worked numbers, required invariances, and coverage."""
 
 import doctest
 import math

@@ -1,4 +1,4 @@
-"""What a verdict says of arms: who is best, what differs, what is not claimed, and how often a sentence is false."""
+"""The statements of a verdict on arms: the best arm, differences, missing claims, and the rate of false sentences."""
 
 import itertools
 import re

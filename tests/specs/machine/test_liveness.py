@@ -1,4 +1,4 @@
-"""A process is known for itself, whatever the clock does and whoever gets its number next."""
+"""A process is identified, whatever the clock does and whichever process gets its number next."""
 
 import os
 import subprocess

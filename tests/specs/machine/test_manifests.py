@@ -1,4 +1,4 @@
-"""Whether a directory's files are those of its manifest: what is hashed, what is believed, what is found."""
+"""Whether a directory's files are those of its manifest: hashing, trust in recorded digests, and detected changes."""
 
 import json
 import os

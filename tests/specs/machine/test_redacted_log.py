@@ -1,4 +1,4 @@
-"""What a process prints reaches its log whole and in order, less the secrets."""
+"""A process's output reaches its log completely and in order, less the secrets."""
 
 import logging
 import subprocess

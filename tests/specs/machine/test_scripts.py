@@ -1,4 +1,4 @@
-"""Interpreters of scripts, held against what the kernel and `env` themselves do with the same first lines."""
+"""Interpreters of scripts, compared with the behaviour of the kernel and `env` for the same first lines."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Guards in a spec: what is refused, and what is warned of because it can never act."""
+"""Guards in a spec: errors, and warnings of guards that can never act."""
 
 import pytest
 from spec_text import changed, message, warnings

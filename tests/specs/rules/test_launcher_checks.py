@@ -1,4 +1,4 @@
-"""What a launcher's section may say, and the errors of one that cannot work."""
+"""Allowed sections of launchers, and the errors of one that cannot work."""
 
 import pytest
 from spec_text import GOOD, message, write
@@ -28,20 +28,20 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
         ("{type: ray, min_ranks: 9}", "launcher.min_ranks: is more than training.ranks"),
         (
             "{type: ray, address: 'ray://head:10001'}",
-            "launcher.address: is no address of a cluster that this machine is a node of",
+            "launcher.address: is not the address of a cluster with this machine as a node",
         ),
-        ("{type: ray, address: head}", "launcher.address: is no address"),
+        ("{type: ray, address: head}", "launcher.address: is not the address"),
         ("{type: ray, resources: {GPU: 1}}", "launcher.resources.GPU: has a key of its own"),
         ("{type: ray, resources: {a: 0}}", "launcher.resources.a: must be above 0"),
         ("{type: slurm, nodes: 3}", "launcher.nodes: the ranks do not divide"),
         ("{type: slurm, time_limit_minutes: 2}", "launcher.stop_before_seconds: no time is left to train in"),
         ("{type: slurm, options: [--nodes=2]}", "launcher.options.0: the launcher sets it"),
         ("{type: slurm, options: [-N2]}", "launcher.options.0: the launcher sets it"),
-        ('{type: slurm, options: ["--account lab"]}', "launcher.options.0: is no option"),
+        ('{type: slurm, options: ["--account lab"]}', "launcher.options.0: is not an option"),
         ("{type: slurm, srun_options: [--ntasks=2]}", "launcher.srun_options.0: the launcher sets it"),
         ("{type: slurm, srun_options: [--mpi=none, -N2]}", "launcher.srun_options.1: the launcher sets it"),
-        ("{type: slurm, srun_options: [container]}", "launcher.srun_options.0: is no option"),
-        ("{type: slurm, options: [-]}", "launcher.options.0: is no option"),
+        ("{type: slurm, srun_options: [container]}", "launcher.srun_options.0: is not an option"),
+        ("{type: slurm, options: [-]}", "launcher.options.0: is not an option"),
         ("{type: local, nodes: 2}", "launcher.nodes: unknown field"),
         ("{type: pdsh}", "launcher.type"),
     ],

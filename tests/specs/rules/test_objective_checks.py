@@ -1,7 +1,7 @@
 """Messages about an objective's knobs that cannot act."""
 
 import pytest
-from spec_text import changed, warnings
+from spec_text import changed, message, warnings
 
 RPG = "type: rpg\n  kl_coef: 1e-2\n  clip:\n    type: dual"
 
@@ -113,3 +113,76 @@ def test_a_ratio_may_be_truncated_far_from_1() -> None:
     truncated = changed("type: dual\n    low: 0.2", "type: truncate\n    low: 0.2\n    high: 4")
     assert "look like bounds" not in warnings(truncated)
     assert "look like bounds" in warnings(truncated.replace("low: 0.2", "low: 0.8"))
+
+
+def summed(fields: str = "kl: full", further: str = "") -> str:
+    return changed("kl_coef: 1e-2", f"kl_coef: 1e-2\n  {fields}") + further
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (summed("kl_top_k: 8"), "objective.kl_top_k: kl_top_k has no effect\n"),
+        (summed("kl: full\n  kl_top_k: 8"), "objective.kl_top_k: kl_top_k has no effect\n"),
+        (summed().replace("type: dual", "type: dual\n    keep_divergence: true"), "keep_divergence has no effect\n"),
+        (summed().replace("kl_coef: 1e-2", "kl_coef: 0"), "objective.kl: kl has no effect\n"),
+        (summed().replace("minibatches: 2", "minibatches: 1"), "objective.kl: the divergence is always 0\n"),
+    ],
+)
+def test_what_cannot_act_beside_or_without_a_sum_over_tokens_is_named(text: str, said: str) -> None:
+    assert said in warnings(text)
+
+
+def test_sums_over_tokens_are_accepted_where_they_act() -> None:
+    for fields in ("kl: full", "kl: top_k\n  kl_top_k: 8", "kl: full\n  divergence: jensen_shannon\n  level: to_go"):
+        assert warnings(summed(fields)) == "0 warnings"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (
+            summed("kl: full\n  level: sequence"),
+            [
+                "spec.yaml:16: objective.kl: kl full is summed at each state, and a whole response has one ratio\n",
+                "    16 |   kl: full\n",
+                "hint: write level: to_go, whose gradient is that of the whole response's divergence too, or kl: sam",
+            ],
+        ),
+        (
+            summed("divergence: jensen_shannon"),
+            [
+                "spec.yaml:16: objective.divergence: jensen_shannon is summed over tokens: it needs kl full or top_k\n",
+                "hint: write kl: full, or kl: top_k; or take another divergence\n",
+            ],
+        ),
+        (
+            summed().replace("training:\n", "training:\n  sequence_parallel_size: 2\n  ranks: 2\n"),
+            ["spec.yaml:16: objective.kl: ranks that share a sequence do not share the reference's distributions"],
+        ),
+        (
+            summed().replace("rollout: {", "rollout: {max_staleness: 1, "),
+            [
+                "spec.yaml:16: objective.kl: the policy that sampled is gone when its distributions are needed\n",
+                "given: full with reference.source behaviour and rollout.max_staleness 1\n",
+            ],
+        ),
+    ],
+)
+def test_what_a_sum_over_tokens_cannot_go_with_is_refused_with_the_reason(text: str, lines: list[str]) -> None:
+    refused = message(text)
+    for line in lines:
+        assert line in refused
+    assert refused.endswith("\n1 error; nothing was run")
+
+
+def test_dividing_by_the_mean_of_a_group_needs_rewards_of_one_sign() -> None:
+    text = changed("training:", "advantage: {scale: group_mean}\ntraining:")
+    assert warnings(text) == "0 warnings"
+    refused = message(text.replace("exact_match", "math_dapo"))
+    assert (
+        "advantage.scale: the mean of a group would be 0 or negative while some of its responses are right" in refused
+    )
+    assert "given: group_mean with reward.type math_dapo, which may be negative\n" in refused
+    each = text.replace("{scale: group_mean}", "{scale: group_mean, rewards: normalized_each}")
+    assert "advantage.scale: the mean of normalized terms is 0\n" in message(each)

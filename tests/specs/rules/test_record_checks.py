@@ -1,4 +1,4 @@
-"""What a spec may say of the rows that are recorded."""
+"""Allowed settings of the recorded rows."""
 
 import pytest
 from spec_text import GOOD, message, warnings, write

@@ -1,4 +1,4 @@
-"""What a spec may say of sampling, of sampling ahead, and of trusting the sampler's logprobs."""
+"""Allowed settings of sampling, of sampling ahead, and of trusting the sampler's logprobs."""
 
 import pytest
 from places import PACKAGES
@@ -40,6 +40,42 @@ def test_a_choice_of_experts_is_replayed_for_single_turns_and_whole_rows_alone(
     assert "rollout.replay_routing: " in text
     assert f"given: {expected}" in text
     assert "hint: leave replay_routing out\n" in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            "partial: true",
+            "a response that continues is older than its step\n"
+            "    11 | rollout: {max_response_length: 32, partial: true}\n"
+            "  given: true with max_staleness 0\n"
+            "  hint: write rollout.max_staleness: 1, or leave partial out\n",
+        ),
+        (
+            "partial: true, max_staleness: 1, rollouter: {type: tools, tools: [{type: calculator}]}",
+            "given: true with rollouter tools\n",
+        ),
+        ("partial: true, max_staleness: 1, dynamic_sampling: {}", "given: true with dynamic_sampling\n"),
+        ("partial: true, max_staleness: 1, stop: [END]", "given: true with stop 'END'\n"),
+        (
+            "partial: true, max_staleness: 1, temperature: {schedule: [[1, 1.0], [3, 0.8]], between: linear}",
+            "given: true with a schedule of temperature\n",
+        ),
+        ("partial: true, max_staleness: 1, replay_routing: true", "given: true with replay_routing\n"),
+        ("partial: true, max_staleness: 1, top_p: 0.9", "given: top_p 0.9\n"),
+    ],
+)
+def test_what_responses_that_continue_exclude_is_named(fields: str, expected: str) -> None:
+    assert expected in message(with_rollout(fields))
+
+
+def test_responses_continue_with_sampling_ahead() -> None:
+    spec = load_experiment(write(with_rollout("partial: true, max_staleness: 1")))
+    assert spec.rollout.partial
+    assert spec.in_flight == spec.training.prompts_per_step * spec.training.group_size
+    held = spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"max_concurrent": 1})})
+    assert held.in_flight == spec.training.group_size, "at least a group's"
 
 
 def test_sampling_ahead_of_the_whole_training_is_named() -> None:
@@ -235,3 +271,35 @@ def test_turns_that_are_rewarded_may_answer_for_their_returns() -> None:
     assert "a whole response has one weight" in message(
         with_rollout(BY_TURN).replace("type: rpg", "type: rpg\n  level: sequence") + "advantage: {credit: turn}\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("correction", "said"),
+    [
+        ("{type: mask, low: 1.5}", "rollout.correction.low: low is a bound on the ratio\n"),
+        ("{type: mask, high: 0.5}", "rollout.correction.high: high is a bound on the ratio\n"),
+        ("{type: mask, measure: probability, low: 0.2, high: 0.3}", "low is a bound on the difference of two"),
+        ("{type: mask, measure: probability}", "rollout.correction.measure: nothing is outside the bounds\n"),
+        ("{type: truncate, measure: probability, high: 0.2}", "a difference of probabilities is no weight\n"),
+        ("{type: mask, over: sequence, measure: probability, high: 0.2}", "rollout.correction.over: the probabilities"),
+        ("{type: mask, over: sequences}", "hint: did you mean `sequence`?"),
+    ],
+)
+def test_bounds_that_say_nothing_clear_are_refused(correction: str, said: str) -> None:
+    assert said in message(changed("rollout: {", f"rollout: {{engine: vllm, correction: {correction}, "))
+
+
+@pytest.mark.parametrize(
+    ("correction", "bounds"),
+    [
+        ("{type: mask}", (0.5, 2)),
+        ("{type: truncate, bound: 4}", (0, 4)),
+        ("{type: mask, low: 0.125, high: 8}", (0.125, 8)),
+        ("{type: truncate, low: 0.5}", (0.5, 2)),
+        ("{type: mask, over: geometric_mean, low: 0.999, high: 1.001}", (0.999, 1.001)),
+        ("{type: mask, measure: probability, low: -0.2, high: 0.2}", (-0.2, 0.2)),
+    ],
+)
+def test_one_bound_or_two_bound_a_correction(correction: str, bounds: tuple[float, float]) -> None:
+    text = changed("rollout: {", f"rollout: {{correction: {correction}, ")
+    assert load_experiment(write(text)).rollout.correction.bounds == bounds

@@ -1,4 +1,4 @@
-"""What a study says of its trials: goals, constraints, sampler, pruner, confirmation, and what of it cannot act."""
+"""Settings of a study's trials: goals, constraints, sampler, pruner, confirmation, and settings without effect."""
 
 import importlib.util
 

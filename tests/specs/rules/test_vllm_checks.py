@@ -1,9 +1,9 @@
-"""What a spec may say of vLLM's engines."""
+"""Allowed settings of vLLM's engines."""
 
 import pytest
 from spec_text import changed, message, warnings, write
 
-from specs.loader import load_any
+from specs.loader import load_any, load_experiment
 
 ROLLOUT = "rollout: {max_response_length: 32}"
 
@@ -20,6 +20,14 @@ def with_engine(fields: str) -> str:
         (
             ", ranks_per_engine: 2",
             "rollout.ranks_per_engine: an engine in the trainer's process serves only that process",
+        ),
+        (
+            ", placement: colocated, engines: 4",
+            "rollout.engines: an engine in the trainer's process is no process of its own",
+        ),
+        (
+            ", engines: 2, ranks_per_engine: 2",
+            "rollout.ranks_per_engine: rollout.engines tells how many ranks share one",
         ),
         (", placement: dedicated, sleep: true", "rollout.sleep: a dedicated engine does not share its memory"),
         (", sleep: true}\nresources: {device: cpu", "rollout.sleep: vLLM cannot sleep on a CPU"),
@@ -94,9 +102,9 @@ def test_gpus_that_would_be_idle_are_refused_by_name(fields: str, ranks: int, la
     refused = message(spec)
     assert "rollout.engine_gpus: more GPUs than the engines use\n" in refused
     assert f"given: {given}    allowed: " in refused
-    assert "would be idle: an engine serves rollout.ranks_per_engine ranks" in refused
     if ranks == 2:
-        assert "hint: GPUs 4, 5, 6, 7 would be idle" in refused
+        assert "hint: GPUs 4, 5, 6, 7 would be idle: write rollout.engines: 6, raise" in refused
+        load_any(write(spec.replace("engine_gpus", "engines: 6, engine_gpus")))
 
 
 @pytest.mark.parametrize(
@@ -156,3 +164,23 @@ def test_sampling_in_the_trainer_needs_no_machines_for_engines() -> None:
 def test_an_engine_that_samples_ahead_cannot_sleep_meanwhile() -> None:
     text = message(with_engine(", sleep: true, max_staleness: 1"))
     assert "rollout.sleep: an engine that samples during training cannot sleep\n" in text
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_two_gpus_train_and_six_sample(engine: str) -> None:
+    text = changed(ROLLOUT, f"rollout: {{engine: {engine}, max_response_length: 32, engines: 6}}")
+    spec = text.replace("steps: 4", "steps: 4\n  ranks: 2") + "resources: {device: cuda}\n"
+    experiment = load_experiment(write(spec))
+    assert (experiment.gpus, experiment.samplers, experiment.rollout.hosts(2)) == (8, 6, [0, 0, 0, 1, 1, 1])
+    assert "rollout.engines: a step has fewer prompts than engines: some are idle" in warnings(spec)
+
+
+def test_engines_are_spread_evenly_over_the_nodes_of_the_ranks_or_over_their_own() -> None:
+    text = with_engine(", engines: 6").replace("steps: 4", "steps: 4\n  ranks: 4")
+    on_two = load_experiment(write(f"{text}{NODES}\n"))
+    assert (on_two.gpus, on_two.samplers, on_two.gpus_beside(2)) == (4 + 6, 6, 2 + 3)
+    apart = load_experiment(write(f"{text}launcher: {{type: slurm, nodes: 2, engine_nodes: 1}}\n"))
+    assert (apart.gpus, apart.samplers, apart.gpus_beside(2)) == (4 + 6, 6, 2)
+    refused = message(f"{text}launcher: {{type: slurm, nodes: 4}}\n")
+    assert "rollout.engines: the engines do not divide\n" in refused
+    assert "given: 6 engines on 4 nodes" in refused

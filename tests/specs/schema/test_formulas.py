@@ -1,4 +1,4 @@
-"""Formulas of objectives as specs hold them: what is read, and each mistake at its line and column."""
+"""Formulas of objectives in specs: their trees, and each mistake at its line and column."""
 
 from pathlib import Path
 from typing import Any

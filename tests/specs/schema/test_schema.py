@@ -52,7 +52,7 @@ class Base(Spec):
 
 
 class Derived(Base):
-    """One with a field declared anew."""
+    """A section that declares a field again."""
 
     steps: int = 2
     """Twice as many."""

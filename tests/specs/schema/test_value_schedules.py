@@ -1,4 +1,4 @@
-"""Values that change over training: what a spec says of them, and what they are at a step."""
+"""Values that change over training: their form in a spec, and their values at a step."""
 
 import json
 import math

@@ -105,7 +105,7 @@ def test_what_was_merged_stays_for_readers_and_is_deleted_only_while_the_merged_
     compact_run(tmp_path, "sums-1", whole=True, keep_seconds=0.0)
     assert len(list((run.path / "segments/metrics").iterdir())) > 1
     assert len(list((run.path / "segments/tokens").iterdir())) == 1
-    assert f"metrics/{merged.name}: damaged: its content is not what was written" in check(tmp_path)[0]
+    assert f"metrics/{merged.name}: damaged: its content has changed" in check(tmp_path)[0]
     merged.unlink()
     assert everything(tmp_path) == before, "the segments that were merged count again"
 
@@ -130,7 +130,7 @@ def test_a_damaged_segment_stays_beside_what_the_others_become_and_is_named(tmp_
         rows = "select count(*) from recorded.metrics where step <> 2"
         before = store.query(rows).rows
         done = ingest(tmp_path, compact="sums-1", whole=True, keep_seconds=0.0)
-        assert done.skipped == (f"{broken.relative_to(tmp_path)}: damaged: its content is not what was written",)
+        assert done.skipped == (f"{broken.relative_to(tmp_path)}: damaged: its content has changed",)
         store.refresh()
         assert store.query(rows).rows == before
         assert store.query("select count(*) from metrics where step = 2").rows == [(0,)]

@@ -56,7 +56,8 @@ def record(home: Path, name: str) -> RecordedRun:
 
 
 def rows(home: Path, warning: str = "") -> Rows:
-    """Each table, as readers see it. `warning`: what one of the answers warns of; empty: none warns."""
+    """Returns each table, as readers see it. `warning`: text of a warning in one of the answers; empty if none
+    warns."""
     with Store.open(home) as store:
         answers = {table: store.query(f"from {table} order by all") for table in TABLES}
     warned = {line for answer in answers.values() for line in answer.warnings}
@@ -65,7 +66,7 @@ def rows(home: Path, warning: str = "") -> Rows:
 
 
 def of_others(home: Path) -> Rows:
-    """What a program sees that opens the index by itself."""
+    """Returns the content for a program that opens the index by itself."""
     with duckdb.connect(str(database_path(home)), read_only=True) as connection:
         connection.execute("SET TimeZone = 'UTC'")
         return {table: connection.execute(f"from {table} order by all").fetchall() for table in TABLES}

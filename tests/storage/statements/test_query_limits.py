@@ -1,4 +1,4 @@
-"""What a query may cost, and what is said to one that asks for more."""
+"""Limits of a query, and the messages for queries beyond them."""
 
 import subprocess
 import sys

@@ -47,7 +47,7 @@ def digest(root: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_changes(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No file of the home, and none in the working directory, is changed by what a test asks."""
+    """No query of a test changes a file of the home or of the working directory."""
     monkeypatch.chdir(tmp_path)
     store.query("select 1")
     before = digest(store.root)
@@ -339,13 +339,13 @@ def test_what_reads_runs(store: Store, sql: str) -> None:
 
 def test_a_refusal_says_what_was_meant(store: Store) -> None:
     assert refused(store, "explain analyze copy (select 1) to 'x'").startswith("COPY is not a query")
-    assert refused(store, "from read_text('x')").startswith("the function `read_text` reaches for something outside")
-    assert refused(store, "from 'x.parquet'").startswith("`x.parquet` is no table or view")
-    assert refused(store, "from x.parquet").startswith("this query reaches for something outside the store")
+    assert refused(store, "from read_text('x')").startswith("the function `read_text` accesses something outside")
+    assert refused(store, "from 'x.parquet'").startswith("`x.parquet` is not a table or view")
+    assert refused(store, "from x.parquet").startswith("this query accesses something outside the store")
     assert 'Did you mean "upper"?' in refused(store, "select uper('a')")
     assert refused(store, "select " + "abs(" * 950 + "1" + ")" * 950) == "the query is nested too deeply"
-    assert refused(store, "select 1\0; drop table runs").startswith("the query is no text")
-    assert refused(store, "select '\ud800'").startswith("the query is no text")
+    assert refused(store, "select 1\0; drop table runs").startswith("the query is not text")
+    assert refused(store, "select '\ud800'").startswith("the query is not text")
     assert refused(store, "; -- nothing") == "the query is empty"
     assert "give each column's values" in refused(store, "pivot metrics on name in (select 'a') using max(value)")
 

@@ -48,7 +48,7 @@ def wanted_flow(flow: str, flow_run: "FlowRun", deployment: "DeploymentResponse 
     """
     ours = next((each for each in DEPLOYMENTS if each.flow == flow), None)
     if ours is None or deployment is None:
-        raise RefusedError(f"the flow {flow!r} of this deployment is none of ours")
+        raise RefusedError(f"the flow {flow!r} of this deployment is not from this package")
     if flow_run.job_variables:
         names = ", ".join(sorted(flow_run.job_variables))
         raise RefusedError(f"the flow run has job variables of its own: {names}")
@@ -59,7 +59,7 @@ def wanted_flow(flow: str, flow_run: "FlowRun", deployment: "DeploymentResponse 
         "storage": deployment.storage_document_id is not None,
     }
     if changed := [name for name, differs in differences.items() if differs]:
-        raise RefusedError(f"the deployment {deployment.name!r} is none of ours: {', '.join(changed)}")
+        raise RefusedError(f"the deployment {deployment.name!r} is not from this package: {', '.join(changed)}")
     return ours
 
 

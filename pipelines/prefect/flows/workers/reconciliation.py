@@ -212,7 +212,7 @@ class Reconciliation:
         own = standing.record["flow_run_id"] == str(flow_run.id)
         directory = self._home.run(run_id_of(flow_run))
         if state.is_cancelling():
-            return Ending("cancelled", "cancelled while nobody executed it")
+            return Ending("cancelled", "cancelled while no process executed it")
         if own and standing.waits and self._cannot_begin(client, flow_run, lease):
             return Ending("failed", f"its flow could not begin: {state.message}")
         if own and not standing.is_over and flow_run.deployment_id:

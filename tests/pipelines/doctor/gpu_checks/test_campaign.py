@@ -192,6 +192,20 @@ def test_a_step_of_the_learner_and_one_of_the_sampler_run_on_a_cpu(tmp_path: Pat
     assert sampled["tokens_per_second"] > 0
 
 
+@pytest.mark.more
+@pytest.mark.vllm
+@pytest.mark.timeout(1800)
+def test_the_steps_of_vllm_run_on_a_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", exc_type=ImportError)
+    rows = tmp_path / "rows.jsonl"
+    command = [sys.executable, "benchmarks/gpu.py", "campaign", "--device", "cpu", "--rows", str(rows)]
+    done = subprocess.run([*command, "--parts", "vllm"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = {step: row["figures"] for (_, step), row in rows_of(rows).items()}
+    assert made.keys() == {step.name for step in STEPS if step.part == "vllm" and not step.lacks("cpu")}
+    assert made["1.7B, 256 slots, vLLM"]["logprob_difference"] < 1e-4
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_the_whole_campaign_runs_on_a_cpu(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`rpg doctor --gpu`: its checks pass where training works, fail where it does not, and cost each other nothing.
+"""`rpg doctor --gpu`: its checks pass if training works, fail if it does not, and do not affect each other.
 
 On CPUs they are the same work with gloo in place of NCCL; the tests marked `gpu` are the checks themselves.
 """

@@ -1,4 +1,4 @@
-"""What a launch asks a Ray cluster for, and what it says of one that cannot hold it."""
+"""The resources that a launch requests from a Ray cluster, and its message if the cluster cannot hold it."""
 
 import pwd
 import subprocess
@@ -96,7 +96,7 @@ def test_a_machine_without_ray_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     ("address", "why"),
     [
         ("ray://head:10001", "RAY_ADDRESS=ray://head:10001 is of Ray's client, by which no run can be started"),
-        ("127.0.0.1:1", "no Ray cluster lets this command in at 127.0.0.1:1: [Errno 111] Connection refused"),
+        ("127.0.0.1:1", "no Ray cluster accepts this command at 127.0.0.1:1: [Errno 111] Connection refused"),
     ],
 )
 def test_what_the_environment_names_is_held_to_the_same(

@@ -85,7 +85,7 @@ def test_what_is_killed_on_a_node_brings_the_run_back_from_its_last_checkpoint(
     wait_for(lambda: step_of(run) >= 2, timeout=300, what="a step")
     of(cluster, killed)[-1].kill()
     output = finish(driver)
-    assert "goes on from step-" in output
+    assert "continues from step-" in output
     assert_trained(run)
     assert step_of(run) == 40
     wait_for(lambda: nothing_left(cluster), timeout=60, what="the end of every process")
@@ -130,7 +130,7 @@ def test_a_node_that_is_drained_has_the_run_save_and_go_on_elsewhere(
         output = finish(driver)
     finally:
         cluster.restart(1)
-    assert "about to be taken away; the run saves its state and goes on elsewhere" in output
+    assert "about to be taken away; the run saves its state and continues elsewhere" in output
     assert ("waiting: the run needs 4 CPU of the Ray cluster, of which " in output) == (ranks == 4)
     launch = json.loads((run / "launch.json").read_text())
     assert {host["address"] for host in launch["hosts"]} == {cluster.hosts[0].address}

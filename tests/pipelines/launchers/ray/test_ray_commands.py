@@ -1,4 +1,4 @@
-"""Commands and a real Ray cluster: what they say of it before anything is queued, studies, and cancel."""
+"""Commands and a real Ray cluster: their messages before anything is queued, studies, and cancel."""
 
 import json
 from pathlib import Path
@@ -75,7 +75,7 @@ LACKS_A_NODE = "no node has 3 CPU; nodes have 2 CPU; 2 CPU"
         (
             {},
             {"address": "127.0.0.1:1"},
-            "no Ray cluster lets this command in at 127.0.0.1:1: [Errno 111] Connection refused",
+            "no Ray cluster accepts this command at 127.0.0.1:1: [Errno 111] Connection refused",
         ),
     ],
 )

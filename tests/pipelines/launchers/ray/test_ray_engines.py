@@ -35,7 +35,7 @@ def test_an_engine_on_a_node_of_its_own_samples_what_it_does_beside_its_rank_and
     (engine,) = of(cluster, "rpg.engine")
     engine.kill()
     output = finish(driver, seconds=1200)
-    assert "goes on from step-00000" in output
+    assert "continues from step-00000" in output
     assert_trained(beside)
     same_rows(run, beside)
     ours, theirs = recorded(run, "tokens"), recorded(beside, "tokens")

@@ -1,4 +1,4 @@
-"""What the head makes of what nodes report, and what a node reports when its orders come at an odd moment."""
+"""The head's reactions to nodes' reports, and a node's reports when its orders arrive at an odd moment."""
 
 import json
 import os

@@ -164,7 +164,7 @@ def test_a_job_outlives_the_command_and_the_next_one_finds_it(inputs: Path, tmp_
     process.kill()
     process.communicate()
     output = finish(head(run))
-    assert "goes on with job 1, which is RUNNING" in output
+    assert "continues with job 1, which is RUNNING" in output
     assert len(list((run / "attempts").iterdir())) == 1
 
 
@@ -177,7 +177,7 @@ def test_a_job_of_an_earlier_version_is_ended_and_another_one_goes_on(inputs: Pa
     wait_for(lambda: step_of(run) >= 5, what="a whole checkpoint")
     process.kill()
     process.communicate()
-    # What it wrote did not name the module that the job starts.
+    # Its output did not name the module that the job starts.
     job = json.loads((run / "slurm" / "job.json").read_text())
     (run / "slurm" / "job.json").write_text(json.dumps({name: job[name] for name in job if name != "module"}))
     output = finish(head(run))

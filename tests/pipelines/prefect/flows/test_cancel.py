@@ -1,4 +1,4 @@
-"""How a request to stop reaches the work, and what is said of how that ended."""
+"""The way of a request to stop, and the messages about its result."""
 
 import os
 import pty
@@ -225,7 +225,7 @@ def answering(home: Home, run_id: str, lease: Lease, *, status: str) -> threadin
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        ("cancelled", "run-1 is cancelled; `rpg resume run-1` goes on from its last checkpoint"),
+        ("cancelled", "run-1 is cancelled; `rpg resume run-1` continues from its last checkpoint"),
         ("finished", "run-1 finished before it could stop"),
     ],
 )
@@ -333,7 +333,7 @@ def test_an_experiments_runs_are_all_asked_at_once(tmp_path):
     flows = [answering(home, run_id, executing(home, run_id), status="cancelled") for run_id in run_ids[:2]]
     RunState(home, "sums-3").update(status="finished")
     for flow, line in zip(flows, cancel_experiment(home, "sums", 0.0), strict=True):
-        assert line.endswith("goes on from its last checkpoint")
+        assert line.endswith("continues from its last checkpoint")
         flow.join(timeout=0.5)
     assert not any(flow.is_alive() for flow in flows)
     with pytest.raises(SpecError, match="no run of the experiment is running or waits on a server"):

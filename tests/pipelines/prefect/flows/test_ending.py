@@ -167,7 +167,7 @@ def test_after_a_cancel_nothing_runs_again_and_record_and_server_agree(site: Sit
         cancelled.append((name, run_id, flow_run_id, stopped, words))
         if holder:
             holder.join()
-    site.compare()  # What a worker of the pool does every few seconds.
+    site.compare()  # Does the periodic work of a worker of the pool.
     for name, run_id, flow_run_id, stopped, words in cancelled:
         status, kind = site.status(run_id), site.kind(flow_run_id) if flow_run_id else ""
         where = f"{record} on record, {name} on the server: {status} and {kind}; {words}"
@@ -220,7 +220,7 @@ def test_a_run_that_was_submitted_twice_is_cancelled_twice(site: Site) -> None:
 def test_a_run_that_had_ended_and_waits_on_the_server_again_is_taken_back(site: Site) -> None:
     for status in FINAL:
         run_id, flow_run_id = site.run(status, Scheduled())
-        words = f"{run_id} is {status} already; what waited of it on the server is taken back"
+        words = f"{run_id} is {status} already; its pending flow runs on the server are withdrawn"
         assert site.cancel(run_id) == (True, words)
         assert flow_run_id is not None
         assert (site.status(run_id), site.kind(flow_run_id)) == (status, TYPES[status])
@@ -238,7 +238,10 @@ def test_a_run_that_is_taken_over_while_it_is_ended_is_asked_to_stop(site: Site,
     monkeypatch.setattr(cancel, "end_everywhere", taken_meanwhile)
     stopped, words = site.cancel(run_id)
     holders[0].join()
-    assert (stopped, words) == (True, f"{run_id} is cancelled; `rpg resume {run_id}` goes on from its last checkpoint")
+    assert (stopped, words) == (
+        True,
+        f"{run_id} is cancelled; `rpg resume {run_id}` continues from its last checkpoint",
+    )
     assert flow_run_id is not None
     assert site.kind(flow_run_id) == "CANCELLED"
 
@@ -485,7 +488,7 @@ def test_an_experiment_is_cancelled_on_its_server_and_on_record_here(
     code, _, err = call("cancel", "sums", "--profile", site.server.url)
     assert code == 0, err
     for run_id, flow_run_id in runs:
-        assert f"{run_id} is cancelled; `rpg resume {run_id}` goes on from its last checkpoint\n" in err
+        assert f"{run_id} is cancelled; `rpg resume {run_id}` continues from its last checkpoint\n" in err
         assert flow_run_id is not None
         assert (site.status(run_id), site.kind(flow_run_id)) == ("cancelled", "CANCELLED")
 
@@ -504,7 +507,7 @@ def test_a_run_that_is_taken_over_waits_for_a_worker_in_the_place_that_it_had(si
     waiting = site.client.get_scheduled_flow_runs_for_work_pool(POOL, scheduled_before=datetime.now(UTC))
     queue = [entry.flow_run.parameters["run_id"] for entry in waiting]
     assert queue.index(run_id) < queue.index(later)
-    # Who takes it over finds what the dead process has left, and three deaths count as three.
+    # The process that takes it over finds the dead one's state, and three deaths count as three.
     with acquire(site.home.run(run_id)) as lease:
         assert lease.is_takeover
     for number, again_and_again in ((3, False), (4, True)):

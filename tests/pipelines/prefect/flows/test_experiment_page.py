@@ -1,4 +1,4 @@
-"""An experiment's page on the dashboard says that a run has begun, and is not written anew for each of many runs."""
+"""An experiment's page on the dashboard says that a run has begun, and is not rewritten for each of many runs."""
 
 import os
 import time

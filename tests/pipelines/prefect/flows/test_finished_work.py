@@ -159,7 +159,7 @@ def test_a_finished_run_that_was_submitted_again_is_taken_back_by_a_cancel(
     waited = Site.work not in verbs
     assert RunState(site.home, site.run_id).waits == waited
     if waited:
-        taken_back = f"{site.run_id} is finished already; what waited of it on the server is taken back"
+        taken_back = f"{site.run_id} is finished already; its pending flow runs on the server are withdrawn"
         assert cancel_run(site.home, site.run_id, 0.0) == taken_back
     assert not list(flow_runs(site.client, OPEN))
     assert site.standing() == before

@@ -1,4 +1,4 @@
-"""Flow runs on a real server, records as dead and living flows leave them: who is right in the end."""
+"""Flow runs on a real server, with records of dead and living flows: which state wins."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ GONE = {"host": socket.gethostname(), "pid": 2**22 - 1, "pid_started": f"{BOOT}:
 
 
 class Site:
-    """A home, a server, and what a worker of the home does with the server."""
+    """A home, a server, and a worker's actions on the server."""
 
     def __init__(self, home: Home, client: SyncPrefectClient) -> None:
         self.home = home
@@ -179,7 +179,7 @@ def test_a_run_that_died_three_times_without_a_checkpoint_is_left_alone(site: Si
     os.utime(checkpoint, (0, 0))
     site.compare()
     assert site.state(flow_run_id) == "CRASHED"
-    # With a checkpoint of theirs it goes on.
+    # With a checkpoint of theirs it continues.
     run_id, flow_run_id = site.flow_run(Running(), run_id)
     site.record(run_id, "running", flow_run_id)
     os.utime(checkpoint)
@@ -311,7 +311,7 @@ def test_records_of_runs_that_have_ended_are_read_once(site: Site, monkeypatch: 
         site.record(run_id, "failed", flow_run_id)
     rounds, reads = Reconciliation(site.home, POOL), []
     monkeypatch.setattr(reconciliation, "_ENDINGS_SECONDS", 0.0)
-    for _ in range(2):  # The first settles what is open, which changes records.
+    for _ in range(2):  # The first one settles open runs, which changes records.
         rounds.compare(site.client)
     monkeypatch.setattr(reconciliation, "read_json", lambda path: reads.append(path) or read_json(path))
     rounds.compare(site.client)

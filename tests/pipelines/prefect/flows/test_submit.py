@@ -38,7 +38,7 @@ def stack(lab: Lab):
 
 
 def call(url: str, body: Any = None, *, home: Home) -> Any:
-    """What a server of the home answers to who shows the password."""
+    """Returns a home server's answer to a client with the password."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"content-type": "application/json", "authorization": header_with(auth_string(home))}
     request = urllib.request.Request(url, data=data, headers=headers)
@@ -245,7 +245,7 @@ def test_the_programs_of_a_killed_supervisord_end_and_the_next_up_starts_one_of_
     assert started is not None
     states = Supervisor(lab.home, started.control_port).states()
     assert {state.program: state.state for state in states if state.pid}.keys() == {"api", "studies", "worker"}
-    assert lab.rpg("down").err == "what was up is down\n"
+    assert lab.rpg("down").err == "the services that were running have stopped\n"
     assert lab.rpg("down").err == "nothing was up\n"
 
 
@@ -254,7 +254,7 @@ def test_a_run_that_was_scheduled_by_an_earlier_version_runs_after_the_upgrade(s
     lab, api = stack
     services = running_services(lab.home)
     assert services is not None
-    # Nobody takes it up meanwhile.
+    # No worker takes it meanwhile.
     Supervisor(lab.home, services.control_port).stop("worker")
     (submitted,) = json.loads(lab.rpg("submit", str(lab.spec), "--json").out)
     write_as_before(lab, api)

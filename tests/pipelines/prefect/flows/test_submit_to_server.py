@@ -41,7 +41,7 @@ def client(lab: Lab, server: Server, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 
 class Receiver:
-    """An HTTP server on this machine that keeps what is posted to it, in the order that it comes."""
+    """An HTTP server on this machine that stores posted data in order of arrival."""
 
     def __init__(self) -> None:
         posted: list[dict[str, Any]] = []
@@ -164,10 +164,10 @@ def test_without_the_password_a_command_says_where_to_put_it(
     assert result.code == 2
     begun = f"looking at the data and the model\nsubmitting tiny to {server.url}\n" if verb == "submit" else ""
     assert result.err == begun + (
-        f"the Prefect server at {server.url} lets nobody in without its user and password\n"
+        f"the Prefect server at {server.url} requires a user and a password\n"
         "  given: no user and password\n"
         "  hint: set PREFECT_API_AUTH_STRING=user:password, or name a Prefect profile that has it with --profile\n"
-        f"1 error; {'the runs that it has go on' if verb == 'cancel' else 'nothing was run'}\n"
+        f"1 error; {'its runs continue' if verb == 'cancel' else 'nothing was run'}\n"
     )
 
 
@@ -217,7 +217,7 @@ def test_a_run_that_has_ended_is_never_changed_by_a_cancel(client: Lab, server: 
 def test_a_client_with_a_home_of_its_own_stops_a_worker_elsewhere_and_a_guard_that_acted_there_is_told(
     client: Lab, server: Server, receiver: Receiver, tmp_path: Path
 ) -> None:
-    """The worker makes the pool that it is given; the client is told how the run really stands."""
+    """The worker creates its pool; the client learns the run's true status."""
     client.spec.write_text(SPEC + NOTIFY)
     lasting = ("training.steps=5000", "training.guards=[{metric: entropy, above: 0.0, action: warn}]")
     machine = Lab(tmp_path / "machine", client.spec)
@@ -230,7 +230,7 @@ def test_a_client_with_a_home_of_its_own_stops_a_worker_elsewhere_and_a_guard_th
         assert client.state(run["run_id"])["status"] == "pending"
         result = client.rpg("cancel", run["run_id"])
         assert result.code == 0, result.err
-        assert "is cancelled; submitted again, it goes on from its last checkpoint" in result.err
+        assert "is cancelled; if submitted again, it continues from its last checkpoint" in result.err
         assert server.flow_run(run["flow_run_id"])["state_type"] == "CANCELLED"
         machine.wait_until(run["run_id"], "cancelled", timeout=30)
         assert machine.training_pid() == 0

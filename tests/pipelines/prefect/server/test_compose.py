@@ -235,7 +235,7 @@ def test_every_secret_is_a_file_that_is_made_and_no_password_stands_in_the_file(
 def test_the_servers_processes_are_told_what_rpg_up_tells_them(
     compose: dict[str, Any], secrets: dict[str, str], tmp_path: Path
 ) -> None:
-    """Passwords, addresses and places aside, which the test gives the same on both sides."""
+    """Except for passwords, addresses and places, which the test sets to the same values on both sides."""
     database = secrets["PREFECT_SERVER_DATABASE_CONNECTION_URL"].removeprefix("postgresql+asyncpg://")
     redis = secrets["PREFECT_REDIS_MESSAGING_URL"].removeprefix("redis://").removesuffix("/0")
     auth_string = secrets["PREFECT_API_AUTH_STRING"]

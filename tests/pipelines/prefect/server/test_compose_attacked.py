@@ -89,7 +89,7 @@ class Containers:
             )
 
     def url(self, name: str, path: str = "") -> str:
-        """Where a service answers on this machine."""
+        """Address of a service on this machine."""
         return f"http://127.0.0.1:{self.ports[name]}{path}"
 
 
@@ -117,7 +117,8 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Ends a service as Docker does: its first process is told to end, and what is left after a while is killed."""
+    """Ends a service as Docker does: its first process gets a signal to end, and remaining processes are killed after a
+    while."""
     children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.terminate()
     with suppress(subprocess.TimeoutExpired):

@@ -46,7 +46,7 @@ FOREIGN = "http://elsewhere.example"
 
 
 class Up:
-    """A home whose services are up, and calls of its API as anybody may make them."""
+    """A home whose services are up, and calls of its API without a password."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -58,8 +58,8 @@ class Up:
         return (self.lab.home.services / "secrets" / name).read_text().strip()
 
     def call(self, path: str, body: Any = None, method: str | None = None, **headers: str) -> Any:
-        """What the API answers to who shows the password. Asked again, as Prefect's own clients do, while its SQLite is
-        locked by another process (503)."""
+        """Returns the API's answer to a client with the password. Asked again, as Prefect's own clients do, while its
+        SQLite is locked by another process (503)."""
         headers = {"authorization": basic(self.secret()), "content-type": "application/json"} | headers
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.services.url + path, data=data, headers=headers, method=method)
@@ -355,7 +355,7 @@ def test_the_worker_runs_no_command_but_ours_whoever_asks(up: Up, tmp_path: Path
     assert {state["type"] for state in states.values()} == {"FAILED"}
     for way, variable in (("job variables", "command"), ("environment", "env"), ("directory", "working_dir")):
         assert f"job variables of its own: {variable}" in states[way]["message"]
-    assert "is none of ours" in states[f"deployment of {flow}"]["message"]
+    assert "is not from this package" in states[f"deployment of {flow}"]["message"]
     assert [path.name for path in (first, second, third, fourth) if path.exists()] == []
 
 
@@ -399,7 +399,7 @@ def test_the_api_of_a_command_has_the_password_too_and_no_stage_gets_it(
 
 
 def statuses(up: Up, shown: str) -> tuple[int, int]:
-    """What the API and the page of studies answer to a password."""
+    """Returns the answers of the API and the page of studies to a password."""
     addresses = f"{up.services.url}/admin/version", f"{up.services.studies_url}/api/studies"
     api, studies = (status(address, authorization=basic(shown))[0] for address in addresses)
     return api, studies
@@ -431,7 +431,7 @@ def test_a_reader_reads_and_submits_nothing_and_sees_what_waits(
             assert (run["run_id"], run["status"]) == (json.loads(submitted.out)[0]["run_id"], "pending")
         refused = elsewhere.rpg("submit", str(up.lab.spec), "--profile", up.services.url)
         assert refused.code == 2
-        assert "lets nobody in without its user and password" in refused.err
+        assert "requires a user and a password" in refused.err
         monkeypatch.setenv("PREFECT_API_AUTH_STRING", "reader:wrong")
         stranger = elsewhere.rpg("runs", "--profile", record)
         assert (stranger.code, "asks for a password" in stranger.err) == (2, True), stranger.err
@@ -452,7 +452,7 @@ def test_new_passwords_open_at_once_and_the_former_ones_no_more(up: Up) -> None:
     assert [statuses(up, shown) for shown in (former, reader)] == [(401, 401)] * 2
     assert [statuses(up, shown) for shown in new] == [(200, 200), (401, 200)]
     assert [process.pid for process in Supervisor(up.lab.home, up.services.control_port).states()] == before
-    # The worker goes on as it is: it takes up, and refuses, what comes now.
+    # The worker continues: it accepts and refuses new flow runs.
     create = f"/deployments/{up.deployment()['id']}/create_flow_run"
     asked = up.call(create, {"name": "attack", "job_variables": {"command": "true"}})
     wait_for(lambda: up.state_of(asked)["type"] == "FAILED", what="the worker's refusal")

@@ -22,7 +22,7 @@ NAME = "prefect.example.org"
 
 
 class Proxy:
-    """Ends TLS under the name and passes on what is said, as nginx does with `proxy_set_header Host $host`."""
+    """Ends TLS under the name and forwards the data, as nginx does with `proxy_set_header Host $host`."""
 
     def __init__(self, directory: Path) -> None:
         key, certificate = directory / "key.pem", directory / "certificate.pem"

@@ -1,4 +1,4 @@
-"""The embedded API server: up while it is needed, gone with whoever started it."""
+"""The embedded API server: up while it is needed, and ended with the process that started it."""
 
 import os
 import signal
@@ -92,7 +92,7 @@ def test_a_home_that_is_for_a_group_stays_that_groups(tmp_path):
     data.mkdir(parents=True)
     os.chown(home.root, -1, 4242)
     home.root.chmod(0o2770)
-    with pytest.raises(ServiceError, match=r"is for a group; run as another user than root, or let others pass: chmod"):
+    with pytest.raises(ServiceError, match=r"is for a group; do not run as root, or allow access: chmod"):
         _let_in("nobody", home, data)
     assert (home.root.stat().st_gid, stat.S_IMODE(home.root.stat().st_mode)) == (4242, 0o2770)
 

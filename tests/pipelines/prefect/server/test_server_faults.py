@@ -38,7 +38,7 @@ REWARD_SECONDS = (0.015 + number * 1e-6 for number in itertools.count())
 """Seconds of a response, other ones for each experiment: so each trains, and takes nothing of one before it,
 while the rewards are the same."""
 TAKEN_OVER_SECONDS = 30.0
-"""From the death of whoever executes a run to its flow run's being scheduled again."""
+"""Seconds from the death of a run's process until its flow run is scheduled again."""
 CANCEL_SECONDS = 10.0
 """From `rpg cancel` on another host to the end of the run's last process."""
 REPRODUCIBLE = """

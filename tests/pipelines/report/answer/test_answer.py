@@ -336,7 +336,7 @@ def test_each_number_of_seeds_at_which_rpg_run_answers_is_on_record_and_counts_a
 
 @pytest.fixture
 def three_seeds(home: Home) -> Home:
-    """Two cells with three seeds each, whose answer nobody has seen."""
+    """Two cells with three seeds each, whose answer has not been shown."""
     cells(home, {0.1: 0.5, 0.28: 0.6})
     path = home.experiment("sums") / "experiment.json"
     record = json.loads(path.read_text())
@@ -509,6 +509,9 @@ def test_where_one_seed_stands_apart_the_headline_says_what_was_seen_and_claims_
         return found.text
 
     assert told(steady).startswith("Accuracy on d rose from ")
+    scope = "So gains a run that does not collapse; 6 seeds allow for up to 39 % of runs that do."
+    assert told(steady).endswith(f"]. {scope}")
+    assert scope not in told(dict.fromkeys(run_ids, np.array([*base.values()])))
     apart = told(steady | {run_ids[2]: np.zeros(100)})
     assert re.match(
         r"Accuracy on d moved by \+\d+\.\d to \+\d+\.\d points with 5 seeds and by -3\d\.\d with one, which stands"

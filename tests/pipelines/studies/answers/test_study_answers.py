@@ -187,7 +187,7 @@ def test_of_several_goals_a_trial_has_to_be_chosen(home: Home, experiment: Path)
     with pytest.raises(SpecError) as refused:
         best_spec(home, read_study(home, "clips"))
     (issue,) = refused.value.issues
-    assert issue.message == "of several goals there is no one best trial"
+    assert issue.message == "a study with several goals has no single best trial"
     assert issue.allowed.startswith("1 (mean@8 on two-terms 0.6 [0.56, 0.64], kl/reverse 0.05); 0 (")
     assert "2 (" not in issue.allowed
     assert (

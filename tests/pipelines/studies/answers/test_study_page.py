@@ -448,7 +448,7 @@ def test_a_chart_of_dots_is_none_without_any_and_has_intervals_where_they_are_kn
 
 
 def many(number_of_trials: int) -> dict[str, Any]:
-    """A study of so many trials, a third of them pruned, the best last but one."""
+    """Returns a study of this many trials, a third of them pruned, with the best last but one."""
     rng = np.random.default_rng(0)
     values = 0.5 + 0.1 * rng.normal(size=number_of_trials)
     values[-2] = 1.0

@@ -1,4 +1,4 @@
-"""What each source gives, and the exact words for what is wrong with it."""
+"""The problems of each source, and its exact error messages."""
 
 import json
 import os
@@ -237,8 +237,8 @@ def test_text_is_no_parquet(tmp_path: Path) -> None:
         (b"[" * 100_000, "maths.jsonl, line 3: nested too deeply"),
         (b'{"prompt": "a \\ud83d smile"}', "maths.jsonl, line 3: half a character: \\ud83d without its other half"),
         (b'{"prompt": "p", "n": ' + b"7" * 5000 + b"}", "maths.jsonl, line 3: a whole number of 5000 digits"),
-        (b'{"prompt": "p", "n": NaN}', "maths.jsonl, line 3: NaN, which is no number in JSON"),
-        (b'{"prompt": "p", "n": [-Infinity]}', "maths.jsonl, line 3: -Infinity, which is no number in JSON"),
+        (b'{"prompt": "p", "n": NaN}', "maths.jsonl, line 3: NaN, which JSON does not have"),
+        (b'{"prompt": "p", "n": [-Infinity]}', "maths.jsonl, line 3: -Infinity, which JSON does not have"),
         (b'{"prompt": "p", "n": 1e999}', "maths.jsonl, line 3: 1e999, which no float holds"),
         (b'{"prompt": "p", "prompt": "q"}', 'maths.jsonl, line 3: the key "prompt" twice in one object'),
     ],

@@ -116,9 +116,9 @@ def test_a_column_of_numbers_with_gaps_has_whole_answers(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("NaN", "NaN, which is no number in JSON; write null or a text"),
-        ("Infinity", "Infinity, which is no number in JSON; write null or a text"),
-        ("-Infinity", "-Infinity, which is no number in JSON; write null or a text"),
+        ("NaN", "NaN, which JSON does not have; write null or a text"),
+        ("Infinity", "Infinity, which JSON does not have; write null or a text"),
+        ("-Infinity", "-Infinity, which JSON does not have; write null or a text"),
         ("1e999", "1e999, which no float holds"),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_batch_draws_what_each_response_alone_would(
 def test_on_gpus_attention_sees_few_numbers_of_keys_and_draws_the_same(
     architecture: Callable[[], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels plan anew for each number of keys. What a GPU is given is computed here on the CPU."""
+    """Kernels plan again for each number of keys. The input of a GPU is computed here on the CPU."""
     model = architecture()
     exact = sampler_of(model).generate(PROMPTS, group_size=4, sampling=sampling(120), seeds=range(5))
     widths = set[int]()

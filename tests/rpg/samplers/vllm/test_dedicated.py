@@ -14,7 +14,7 @@ import torch
 from waiting import is_gone, wait_for
 
 from rpg.samplers import open_sampler
-from rpg.samplers.sampling_ranks import has_sampler
+from rpg.samplers.sampling_ranks import own_samplers
 from rpg.samplers.vllm.dedicated import DedicatedSampler, EngineProcessError
 from rpg.samplers.vllm.engine import EngineSettings
 from rpg.samplers.vllm.placement import engine_gpus, transfer_to_engines
@@ -103,7 +103,7 @@ def engine(weights_dir: Path) -> Iterator[DedicatedSampler]:
 @pytest.mark.long
 def test_an_engine_that_is_killed_fails_the_call_with_the_signal(engine: DedicatedSampler) -> None:
     engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[1])
-    child = psutil.Process(engine._process.child.pid)
+    child = psutil.Process(engine._processes[0].child.pid)
     assert {address for address, _ in listeners(child)} == {"127.0.0.1"}
     for number in (signal.SIGINT, signal.SIGTERM):  # these mean the trainer, which wants to end its step
         child.send_signal(number)
@@ -114,7 +114,7 @@ def test_an_engine_that_is_killed_fails_the_call_with_the_signal(engine: Dedicat
 
     with pytest.raises(EngineProcessError, match="the engine's process ended by signal 9 in generate") as killed:
         engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[1])
-    assert cause_of(killed.value) == "other", "it is no rank that the others miss, but what they miss one for"
+    assert cause_of(killed.value) == "other", "an engine ended, not a peer"
     with pytest.raises(EngineProcessError, match="ended by signal 9 in load_directory"):
         engine.load_weights(qwen3().named_parameters(), policy_version=1)
 
@@ -123,7 +123,7 @@ ORPHAN = """
 import pathlib, sys
 from tests.rpg.tiny_engine import open_engine
 engine = open_engine("dedicated", pathlib.Path(sys.argv[1]))
-print(engine._process.child.pid, flush=True)
+print(engine._processes[0].child.pid, flush=True)
 input()
 """
 
@@ -165,7 +165,7 @@ def test_weights_are_spread_over_two_processes_that_a_signal_to_stop_does_not_en
     update = moved(qwen3())
     sampler = open_sampler(rollout, on_cpu(weights_dir))
     assert isinstance(sampler, DedicatedSampler)
-    engine = psutil.Process(sampler._process.child.pid)
+    engine = psutil.Process(sampler._processes[0].child.pid)
     try:
         workers = [child for child in engine.children() if "resource_tracker" not in " ".join(child.cmdline())]
         assert len(workers) == 2
@@ -197,16 +197,20 @@ def test_weights_are_spread_over_two_processes_that_a_signal_to_stop_does_not_en
         ({}, {"RPG_GPUS": "GPU-a,GPU-b", "CUDA_VISIBLE_DEVICES": "GPU-a"}, ("GPU-b",)),
         ({"engine_gpus": [0]}, {"RPG_GPUS": "GPU-a", "CUDA_VISIBLE_DEVICES": "GPU-a"}, ("GPU-a",)),
         ({}, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, ("7",)),
-        ({"ranks_per_engine": 4, "tensor_parallel_size": 2}, {"LOCAL_RANK": "5", "LOCAL_SIZE": "8"}, ("10", "11")),
+        ({"ranks_per_engine": 4, "tensor_parallel_size": 2}, {"LOCAL_RANK": "4", "LOCAL_SIZE": "8"}, ("10", "11")),
+        ({"ranks_per_engine": 4}, {"LOCAL_RANK": "5", "LOCAL_SIZE": "8"}, ()),
+        ({"engines": 6}, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, ("5", "6", "7")),
+        ({"engines": 3, "tensor_parallel_size": 2}, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, ("6", "7")),
+        ({"engines": 2, "engine_gpus": [4, 7]}, {"LOCAL_RANK": "0", "LOCAL_SIZE": "1"}, ("4", "7")),
         ({"ranks_per_engine": 2}, {"LOCAL_RANK": "2", "LOCAL_SIZE": "3"}, ("4",)),
     ],
 )
-def test_each_rank_has_the_gpus_of_its_engine(
+def test_each_rank_has_the_gpus_of_its_engines(
     fields: dict[str, object], environment: dict[str, str], expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place_rank(monkeypatch, environment)
 
-    assert engine_gpus(dedicated(**fields)) == expected
+    assert tuple(gpu for engine in engine_gpus(dedicated(**fields)).values() for gpu in engine) == expected
 
 
 def place_rank(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
@@ -222,16 +226,20 @@ def dedicated(**fields: object) -> VllmRollout:
 
 
 def test_the_first_of_the_ranks_that_share_an_engine_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def holders(rollout: VllmRollout) -> list[int]:
+    place_rank(monkeypatch, {"LOCAL_SIZE": "5"})
+
+    def holders(**fields: object) -> list[int]:
         held = []
         for rank in range(5):
             monkeypatch.setenv("LOCAL_RANK", str(rank))
-            held += [rank] * has_sampler(rollout)
+            held += [rank] * len(own_samplers(dedicated(**fields)))
         return held
 
-    assert holders(dedicated(ranks_per_engine=2)) == [0, 2, 4]
-    assert holders(dedicated(ranks_per_engine=8)) == [0]
-    assert holders(dedicated()) == [0, 1, 2, 3, 4]
+    assert holders(ranks_per_engine=2) == [0, 2, 4]
+    assert holders(ranks_per_engine=8) == [0]
+    assert holders() == [0, 1, 2, 3, 4]
+    assert holders(engines=2) == [0, 2]
+    assert holders(engines=7) == [0, 0, 1, 2, 2, 3, 4]
 
 
 def test_a_guest_takes_part_until_a_stream_ends_and_samples_nothing(tmp_path: Path) -> None:

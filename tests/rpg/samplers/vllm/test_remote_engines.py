@@ -1,4 +1,5 @@
-"""Engines on machines without ranks, as far as that shows without vLLM: how each finds its rank, and what goes over."""
+"""Engines on machines without ranks, as far as that shows without vLLM: how each finds its rank, and the transferred
+data."""
 
 import json
 import os
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from torch._C._distributed_c10d import HashStore
 
 from rpg.processes import ranks
-from rpg.samplers.sampling_ranks import has_sampler
+from rpg.samplers.sampling_ranks import own_samplers
 from rpg.samplers.vllm import meeting
 from rpg.samplers.vllm.engine import EngineSettings
 from rpg.samplers.vllm.meeting import MeetingError, PlainConnection, await_rank, meet_engine
@@ -58,7 +59,7 @@ def test_an_engine_meets_its_own_rank_whoever_else_has_connected_before(
     with socket.create_connection(place) as babbler:
         babbler.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
     socket.create_connection(place).close()
-    with pytest.raises(MeetingError, match=r"who listens at 127\.0\.0\.2:\d+ for engine 3 has another launch's key"):
+    with pytest.raises(MeetingError, match=r"the process at 127\.0\.0\.2:\d+ for engine 3 has another launch's key"):
         meet_engine(3, ANOTHER, store)
     met = meet_engine(3, OURS, store)
     assert (met.host, met.own_address) == (socket.gethostname(), "127.0.0.1")
@@ -86,7 +87,7 @@ def test_one_who_connects_and_says_nothing_does_not_keep_the_rank_away(
 
 
 def test_an_engine_that_does_not_come_is_named(store: HashStore) -> None:
-    with pytest.raises(MeetingError, match=r"engine 1 has not said within 0\.2 s where it is"):
+    with pytest.raises(MeetingError, match=r"engine 1 has not reported its address within 0\.2 s"):
         meet_engine(1, OURS, store, seconds=0.2)
 
 
@@ -96,18 +97,20 @@ def test_an_engine_elsewhere_serves_neighbours_of_the_run_whatever_their_machine
     """Five ranks, three on the first machine and two on the second, two to an engine."""
     rollout = VllmRollout(engine="vllm", placement="dedicated", ranks_per_engine=2)
 
+    monkeypatch.setattr(ranks, "world_size", lambda: 5)
+
     def holders() -> list[int]:
         held = []
-        for rank, local_rank in enumerate((0, 1, 2, 0, 1)):
+        for rank, (local_rank, size) in enumerate(((0, 3), (1, 3), (2, 3), (0, 2), (1, 2))):
             monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+            monkeypatch.setenv("LOCAL_SIZE", str(size))
             monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
-            held += [rank] * has_sampler(rollout)
+            held += [rank] * len(own_samplers(rollout))
         return held
 
     assert holders() == [0, 2, 3], "the first of each machine's own"
     monkeypatch.setenv(ENGINES_ELSEWHERE, "1")
     assert holders() == [0, 2, 4]
-    monkeypatch.setenv("LOCAL_SIZE", "3")
     assert transfer_to_engines(rollout) == "nccl"
 
 

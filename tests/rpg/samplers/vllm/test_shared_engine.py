@@ -1,4 +1,4 @@
-"""One dedicated engine for two ranks: it samples what it would for one, both train and evaluate, and a kill changes
+"""One dedicated engine for two ranks: it samples the same as for one rank, both train and evaluate, and a kill changes
 nothing."""
 
 import json

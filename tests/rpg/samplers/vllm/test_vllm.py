@@ -1,4 +1,4 @@
-"""The vLLM engine: its traps, and what it leaves alone in a process that is the learner's too."""
+"""The vLLM engine: its traps, and the state of a shared process that it must not change."""
 
 import os
 import random
@@ -196,7 +196,7 @@ def test_an_engine_that_slept_wakes_its_weights_alone_for_new_ones_and_whole_to_
     assert not said, "a step may call it several times"
     engine.sleep()
     assert said == [2]
-    with pytest.raises(RuntimeError, match="was given no weights since"):
+    with pytest.raises(RuntimeError, match="has got no weights since"):
         sample()
     engine.load_weights(qwen3().named_parameters(), policy_version=engine.policy_version + 1)
     assert said == [2, ["weights"]]

@@ -169,9 +169,9 @@ def test_an_engine_that_dies_while_the_transfer_is_opened_is_named_at_once(
 ) -> None:
     given: dict[str, Any] = {}
 
-    def call(_: str, *, method: str, arguments: dict[str, Any]) -> None:
+    def call(_: str, *, method: str, each: list[dict[str, Any]]) -> None:
         assert method == "init_weight_transfer_engine"
-        given.update(arguments["init_info"])
+        given.update(each[0]["arguments"]["init_info"])
         time.sleep(0.2)  # by then vLLM waits for the engine at that port
         raise EngineProcessError("the engine's process ended by signal 9 in call_workers")
 

@@ -1,4 +1,4 @@
-"""`rpg worker`: whatever happens to it and to what it has started, its runs are executed once and to their end."""
+"""`rpg worker`: its runs are executed once and completely, whatever happens to it and its processes."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ class Cluster:
         return str(self.call(f"flow_runs/{flow_run_id}")["state"]["type"])
 
     def set_state(self, flow_run_id: str, kind: str, name: str) -> None:
-        """What the dashboard's buttons do."""
+        """Does the work of the dashboard's buttons."""
         self.call(f"flow_runs/{flow_run_id}/set_state", {"state": {"type": kind, "name": name}})
 
     def tasks(self, flow_run_id: str) -> list[tuple[str, str]]:
@@ -115,7 +115,7 @@ def test_a_run_outlives_its_workers_end_the_kill_of_prefects_worker_and_that_of_
     assert lab.state(run_id)["reason"] == "waiting for a worker"
     assert [process.cmdline() for process in lab.processes() if "uvicorn" not in process.cmdline()] == []
 
-    # Prefect's worker is killed: its flow goes on, in the same process.
+    # Prefect's worker is killed: its flow continues, in the same process.
     second = cluster.start_worker()
     wait_for_step(lab, run_id, 14)
     flow = cluster.flow()

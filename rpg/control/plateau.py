@@ -1,0 +1,61 @@
+"""Plateaus: evaluations in a row that show no gain."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rpg.statistics.intervals import gain_interval
+
+
+@dataclass(frozen=True, slots=True)
+class SetScores:
+    """The scores on an evaluation set."""
+
+    scores: list[float]
+    """Mean score of each problem, in the set's order."""
+    clusters: Sequence[str] | None = None
+    """Cluster of each problem; None if each is one by itself."""
+
+
+@dataclass
+class Plateau:
+    """A count of evaluations in a row without a gain over the best one so far. Its state is part of every
+    checkpoint."""
+
+    evaluations: int
+    """Number of evaluations that make a plateau. 0 disables it."""
+    confidence: float = 0.95
+    """Level of the interval of a gain."""
+    count: int = 0
+    best: dict[str, list[float]] = field(default_factory=dict)
+    """Scores of the best evaluation so far, by set. An evaluation is better if its gain on a set is above 0 by more
+    than the interval of the difference, paired by problem."""
+
+    def reached(self, measured: Mapping[str, SetScores]) -> bool:
+        """Counts an evaluation. Returns whether it makes a plateau; the count then starts over."""
+        if not self.evaluations or not measured:
+            return False
+        if not self.best or any(self._gains(name, scores) for name, scores in measured.items()):
+            self.best = {name: each.scores for name, each in measured.items()}
+            self.count = 0
+            return False
+        self.count += 1
+        if self.count < self.evaluations:
+            return False
+        self.count = 0
+        return True
+
+    def _gains(self, name: str, measured: SetScores) -> bool:
+        before = self.best.get(name)
+        if before is None:
+            return False
+        clusters = measured.clusters
+        return gain_interval(before, measured.scores, confidence=self.confidence, clusters=clusters).low > 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all that changes, as plain values for JSON."""
+        return {"count": self.count, "best": self.best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a `state_dict`."""
+        self.count, self.best = int(state["count"]), {name: list(scores) for name, scores in state["best"].items()}
