@@ -56,7 +56,7 @@ FLOORS = {
     ],
     "storage": [
         {"record"},
-        {"store", "verify", "export"},
+        {"store", "verify", "export", "growth"},
         {"statements"},
         {"ingest", "snapshot"},
         {"merging", "relations", "units"},

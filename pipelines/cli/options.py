@@ -13,7 +13,7 @@ SpecFile = Annotated[
 ]
 
 
-def _recorded(*folders: str) -> Callable[[str], list[str]]:
+def complete_recorded(*folders: str) -> Callable[[str], list[str]]:
     """Returns a completer of the names that the home records in these folders."""
 
     def complete(incomplete: str) -> list[str]:
@@ -31,7 +31,7 @@ RunId = Annotated[
     typer.Argument(
         metavar="RUN",
         help="A run's id, or a unique prefix of it or of its last eight characters.",
-        autocompletion=_recorded("runs"),
+        autocompletion=complete_recorded("runs"),
     ),
 ]
 RunsName = Annotated[
@@ -39,7 +39,7 @@ RunsName = Annotated[
     typer.Argument(
         metavar="RUN-or-EXPERIMENT",
         help="A run, or an experiment or NAME@VERSION with all its runs.",
-        autocompletion=_recorded("runs", "experiments"),
+        autocompletion=complete_recorded("runs", "experiments"),
     ),
 ]
 Overrides = Annotated[
@@ -58,6 +58,16 @@ ServerRecord = Annotated[
 ]
 SafeCsv = Annotated[
     bool, typer.Option("--safe-csv", help="In CSV, write text that a spreadsheet would compute (=, +, -, @) as text.")
+]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option("--rows", metavar="TEXT", help="Only rows whose first column contains TEXT; several: any of them."),
+]
+Digits = Annotated[
+    int | None,
+    typer.Option(
+        "--digits", min=0, max=15, metavar="N", help="After the decimal point; without it by the interval's width."
+    ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 

@@ -9,9 +9,11 @@ import os
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, assert_never
@@ -45,6 +47,7 @@ class Format(StrEnum):
     parquet = "parquet"
     latex = "latex"
     markdown = "markdown"
+    html = "html"
 
 
 class TableFormat(StrEnum):
@@ -53,16 +56,45 @@ class TableFormat(StrEnum):
     table = "table"
     latex = "latex"
     markdown = "markdown"
+    html = "html"
     csv = "csv"
     json = "json"
 
 
-def write_stream(stream: "Stream", kind: Format, output: Path | None, *, safe: bool = False) -> None:
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The rows of a table that are written, and the digits of its numbers."""
+
+    rows: Sequence[str] = ()
+    """Texts of which a row's first column contains one. Empty keeps all rows."""
+    digits: int | None = None
+    """Digits after the decimal point."""
+
+    def __bool__(self) -> bool:
+        return bool(self.rows) or self.digits is not None
+
+    def of(self, rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
+        """Returns the chosen rows, numbers with the chosen digits."""
+        chosen = [row for row in rows if not self.rows or any(text in cell_text(row[0]) for text in self.rows)]
+        return [tuple(row) if self.digits is None else tuple(map(self._rounded, row)) for row in chosen]
+
+    def _rounded(self, value: Any) -> Any:
+        return f"{value:z.{self.digits}f}" if isinstance(value, (float, Decimal)) else value
+
+
+ALL = Choice()
+"""All rows, with their digits as they are."""
+
+
+def write_stream(
+    stream: "Stream", kind: Format, output: Path | None, choice: Choice = ALL, *, safe: bool = False
+) -> None:
     """Writes a query's result to a file or to stdout.
 
     Warnings go to stderr. Rows are written as they arrive; a table holds only the rows that it shows.
 
     Args:
+        choice: chosen rows and digits; JSON keeps all digits, and Parquet has neither.
         safe: as for `csv_text`.
     """
     for warning in stream.warnings:
@@ -71,32 +103,32 @@ def write_stream(stream: "Stream", kind: Format, output: Path | None, *, safe: b
         if kind is Format.parquet:
             _write_parquet(stream, file)
             return
-        for text in _texts(stream, kind, width=None if output is None else 0, safe=safe):
+        for text in _texts(stream, kind, choice, width=None if output is None else 0, safe=safe):
             file.write(_encoded(text))
 
 
-def _texts(stream: "Stream", kind: Format, *, width: int | None, safe: bool) -> Iterator[str]:
+def _texts(stream: "Stream", kind: Format, choice: Choice, *, width: int | None, safe: bool) -> Iterator[str]:
     """Yields the result in pieces."""
     columns, written = stream.columns, stream.texts()
+    choice = replace(choice, digits=None) if kind is Format.json else choice
+    batches = (choice.of(rows) if choice else rows for rows in stream.rows()) if written is None else iter(())
     if kind is Format.table:
         shown: list[tuple[Any, ...]] = []
         count = 0
-        for rows in stream.rows():
+        for rows in batches:
             shown += rows[: MOST_TABLE_ROWS - len(shown)]
             count += len(rows)
         yield table_text(columns, shown, width=width, num_rows=count)
-    elif kind is Format.latex or kind is Format.markdown:
-        every = [[cell_text(value) for value in row] for rows in stream.rows() for row in rows]
+    elif kind in (Format.latex, Format.markdown, Format.html):
+        every = [[cell_text(value) for value in row] for rows in batches for row in rows]
         yield table_for_papers(columns, every, TableFormat(kind.value))
     elif kind is Format.csv:
         yield csv_text([columns], safe=safe)
-        yield from (
-            map(_lines, written) if written is not None else (csv_text(rows, safe=safe) for rows in stream.rows())
-        )
+        yield from (map(_lines, written) if written is not None else (csv_text(rows, safe=safe) for rows in batches))
     else:
         start = "["
         if written is None:
-            written = (list(map(_object_text, as_objects(columns, rows))) for rows in stream.rows())
+            written = (list(map(_object_text, as_objects(columns, rows))) for rows in batches)
         for objects in written:
             yield start + ",".join(objects)
             start = ","
@@ -112,9 +144,11 @@ def _object_text(row: dict[str, Any]) -> str:
     return "\n " + json_text(row).rstrip("\n").replace("\n", "\n ")
 
 
-def form_of(kind: Format, *, safe: bool = False) -> "Form":
+def form_of(kind: Format, choice: Choice = ALL, *, safe: bool = False) -> "Form":
     """Returns the form in which rows are read for a format. `safe`: as for `csv_text`, which then
-    formats the cells itself."""
+    formats the cells itself, as for a choice of rows and digits."""
+    if choice and kind is not Format.parquet:
+        return "table"
     forms: dict[Format, Form] = {Format.csv: "csv", Format.json: "json", Format.parquet: "parquet"}
     return "table" if safe and kind is Format.csv else forms.get(kind, "table")
 
@@ -207,12 +241,18 @@ def cell_text(value: Any) -> str:
 
 
 def table_for_papers(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], kind: TableFormat, *, safe: bool = False
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    kind: TableFormat,
+    *,
+    caption: str = "",
+    safe: bool = False,
 ) -> str:
-    """Formats rows of texts as a LaTeX table (package booktabs), as Markdown or as CSV. A line break in a cell is a
+    """Formats rows of texts as a LaTeX table (package booktabs), as Markdown, HTML or CSV. A line break in a cell is a
     space.
 
     Args:
+        caption: stands above the table in LaTeX and HTML. Without it the LaTeX table is no float.
         safe: as for `csv_text`.
     """
     cells = [[" ".join(cell.split()) for cell in row] for row in rows]
@@ -220,12 +260,22 @@ def table_for_papers(
         case TableFormat.latex:
             lines = [" & ".join(map(_latex, row)) + r" \\" for row in [columns, *cells]]
             head = rf"\begin{{tabular}}{{{'l' * len(columns)}}}"
-            return "\n".join(
-                [head, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}", ""]
-            )
+            table = [head, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}"]
+            if caption:
+                float_ = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(caption)}}}"]
+                table = [*float_, *table, r"\end{table}"]
+            return "\n".join([*table, ""])
         case TableFormat.markdown:
             lines = [f"| {' | '.join(map(markdown_cell, row))} |" for row in [columns, *cells]]
             return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:], ""])
+        case TableFormat.html:
+            head, *body = (
+                "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) + "</tr>"
+                for tag, row in [("th", columns), *(("td", row) for row in cells)]
+            )
+            title = [f"<caption>{escape(caption)}</caption>"] if caption else []
+            lines = ["<table>", *title, f"<thead>{head}</thead>", "<tbody>", *body, "</tbody>", "</table>", ""]
+            return "\n".join(lines)
         case TableFormat.csv:
             return csv_text([columns, *cells], safe=safe)
         case TableFormat.table | TableFormat.json:

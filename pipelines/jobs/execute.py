@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pipelines.home.home import Home
-    from pipelines.planning.plan import Plan
-    from pipelines.prefect.flows.experiment import RunOutcome
+    from pipelines.planning.plan import Plan, RunPlan
+    from pipelines.prefect.flows.experiment import Outcomes, RunOutcome
     from specs.loader import Document
     from specs.study_document import StudyDocument
 
@@ -78,6 +80,8 @@ def run_study_here(
     home.create()
     for orphan in reap(home):
         print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
+    if not quiet:
+        print(f"live: {_live_page(home, document.study.name)}", file=sys.stderr)
     progress, others = Silent() if quiet else ConsoleProgress(), (parallel or document.study.parallel) - 1
     with Api(home, forks=own_process) as api:
         # Imported after the fork, which would lack DuckDB's thread; the report needs it at the end, when files may have
@@ -88,6 +92,13 @@ def run_study_here(
         stop = StudyStop(home, document.study.name, began)
         with api.connected(), more_workers(document, home, api.url, others):
             return work(document, home, stop, say=progress.note, progress=progress)
+
+
+def _live_page(home: Home, name: str) -> str:
+    """Returns the link of the live page, or the command that serves it if no server of the home does."""
+    from pipelines.web.serve import served_live
+
+    return served_live(home, [name]) or f"rpg watch --web {name}"
 
 
 def _planned(document: Document, home: Home, *, quiet: bool) -> Plan:
@@ -103,6 +114,7 @@ def _planned(document: Document, home: Home, *, quiet: bool) -> Plan:
 
 
 def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str, *, quiet: bool) -> tuple[RunOutcome, ...]:
+    import sys
     from contextlib import nullcontext
 
     from pipelines.prefect.flows.experiment import execute_in_turn, execute_plan
@@ -111,21 +123,28 @@ def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str, *, 
     from pipelines.running.time_left import TimeLeft
 
     document = plan.document
-    if at_once == 1:
-        return execute_plan(
-            plan,
+
+    def announce() -> None:
+        # After the experiment is recorded: the command finds nothing before.
+        if not quiet:
+            print(f"live: {_live_page(home, document.experiment.name)}", file=sys.stderr)
+
+    def in_turn(runs: Sequence[RunPlan]) -> Outcomes:
+        announce()
+        return execute_in_turn(
+            document,
+            runs,
             home,
-            lambda runs: execute_in_turn(
-                document,
-                runs,
-                home,
-                shared=not only,
-                progress=Silent() if quiet else ConsoleProgress(left=TimeLeft(runs)),
-            ),
-            only=only,
+            shared=not only,
+            progress=Silent() if quiet else ConsoleProgress(left=TimeLeft(runs)),
         )
+
+    def in_parallel(runs: Sequence[RunPlan]) -> Outcomes:
+        announce()
+        return execute_in_parallel(document, runs, home, api_url, at_once, progress)
+
+    if at_once == 1:
+        return execute_plan(plan, home, in_turn, only=only)
     shown = nullcontext(Silent()) if quiet else ParallelProgress(TimeLeft(plan.runs, at_once))
     with shown as progress:
-        return execute_plan(
-            plan, home, lambda runs: execute_in_parallel(document, runs, home, api_url, at_once, progress)
-        )
+        return execute_plan(plan, home, in_parallel)

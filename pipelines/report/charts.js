@@ -11,10 +11,14 @@ async function loadLibrary() {
   document.head.append(Object.assign(document.createElement("script"), { textContent: `(() => { "use strict"; ${text} })()` }));
 }
 
+function placeAt({ figure, view }, event) {
+  const svg = figure.querySelector("svg"), frame = svg.getBoundingClientRect();
+  return view.scale("x").invert((event.clientX - frame.left) / frame.width * svg.viewBox.baseVal.width - view.padding().left - view.origin()[0]);
+}
+
 function follow(chart, event, item) {
-  const { figure, view } = chart, svg = figure.querySelector("svg"), frame = svg.getBoundingClientRect();
+  const { figure, view } = chart, svg = figure.querySelector("svg"), x = placeAt(chart, event);
   const left = view.padding().left + view.origin()[0], top = view.padding().top + view.origin()[1];
-  const x = view.scale("x").invert((event.clientX - frame.left) / frame.width * svg.viewBox.baseVal.width - left);
   const values = chart.lines.map((line) => ({ line, at: nearest(line.x, x) }));
   const texts = values.map(({ line, at }) => `${line.line}: ${brief(line.y[at])} at ${brief(line.x[at])}`);
   if (item?.tooltip) texts.push(item.tooltip);
@@ -42,20 +46,27 @@ function download({ spec }) {
   URL.revokeObjectURL(link.href);
 }
 
+// Draws a chart by its description; again after a change of that.
+async function embed(chart) {
+  chart.view?.finalize();
+  ({ view: chart.view } = await vegaEmbed(chart.place, chart.spec, { ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip: () => {} }));
+  for (const type of ["pointermove", "click"]) chart.view.addEventListener(type, (event, item) => follow(chart, event, item));
+}
+
 async function draw(figure) {
   const spec = JSON.parse(figure.querySelector("script").textContent), place = document.createElement("div");
   figure.append(place);
-  const { view } = await vegaEmbed(place, spec, { ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip: () => {} });
   const cursor = document.createElementNS("http://www.w3.org/2000/svg", "line");
   cursor.setAttribute("class", "cursor");
-  const chart = { figure, spec, view, cursor, lines: named(spec.datasets) };
-  for (const type of ["pointermove", "click"]) view.addEventListener(type, (event, item) => follow(chart, event, item));
+  const chart = { figure, spec, place, cursor, lines: named(spec.datasets) };
+  await embed(chart);
   figure.addEventListener("pointerleave", () => leave(chart));
   charts.push(chart);
-  if (!chart.lines.length) return;
+  if (!chart.lines.length) return chart;
   const button = Object.assign(document.createElement("button"), { className: "download", textContent: "CSV", title: "The values that are drawn" });
   button.addEventListener("click", () => download(chart));
   figure.after(button);
+  return chart;
 }
 
 // An exponential mean by steps, not by points: of a long curve only the points that make its shape are drawn.
@@ -92,7 +103,7 @@ function addSlider(curves) {
   });
 }
 
-loadLibrary().then(async () => {
+const ready = loadLibrary().then(async () => {
   for (const figure of document.querySelectorAll("figure.chart")) await draw(figure).catch(console.error);
   document.querySelectorAll(".curves").forEach(addSlider);
 });

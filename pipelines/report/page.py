@@ -60,6 +60,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.policies["json.dumps_kwargs"] = {}  # keys in their order
     environment.filters["breakable"] = _breakable
     environment.filters["with_contents"] = _with_contents
     return environment

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pipelines.home.home import Home
 from pipelines.home.runs import status_of
@@ -37,7 +38,8 @@ def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> st
     lines += [f"{len(run_ids)} runs: {counts}", ""]
     lines += answer
     if set(statuses) != {"pending"}:
-        lines += [_report("Report of all runs", home.experiment(experiment), record_url), ""]
+        live = [f"[Live curves]({record_url}/live?of={quote(experiment)})"] if record_url else []
+        lines += [" · ".join([_report("Report of all runs", home.experiment(experiment), record_url), *live]), ""]
     headings = ["run", "status", *varied, "seed" if trains else "model", *datasets, "report"]
     lines += [_row(headings), _row(["---"] * len(headings))]
     for run_id, run, status in zip(run_ids, runs, statuses, strict=True):

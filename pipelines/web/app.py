@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 from starlette.applications import Starlette
@@ -33,24 +34,33 @@ from pipelines.prefect.server.door import objection
 from pipelines.prefect.server.waiting import waiting_runs
 from pipelines.remote.record_files import NotRecordedError, open_recorded, read_listings
 from pipelines.remote.sources import READY
+from pipelines.web.live import Live, Question
 from pipelines.web.pages import KINDS, Pages, UnknownPageError
 from pipelines.web.tokens import Wanted, response_page, responses_page
 from specs.errors import RpgError
 
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; "
+    "base-uri 'none'; form-action 'self'"
+)
 _HEADERS = {
-    # The pages contain their style and script, and fetch nothing.
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    # The pages contain their style and script, and fetch nothing; but the live page fetches its rows here.
+    "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "private, no-cache",
 }
+_OF_LIVE_PAGE = {"content-security-policy": f"{_POLICY}; connect-src 'self'"}
 _TYPES = {".json": "application/json", ".log": "text/plain; charset=utf-8"}
 _MOST_KNOWN = 64 * 2**20
 """Largest number of bytes of a request for changes: a mirror lists its units, some 80 bytes a run."""
 _CHUNK = 2**18
 _SERVER_SECONDS = 20.0
 """Seconds to wait for the Prefect server."""
+
+
+class TooLongError(Exception):
+    """Error for a request with a body above the largest size."""
 
 
 def make_app(home: Home, accepts: Accepts, *, token: str = "", origins: Collection[str] | None = None) -> Starlette:
@@ -62,7 +72,7 @@ def make_app(home: Home, accepts: Accepts, *, token: str = "", origins: Collecti
         origins: origins of its own pages. A page from another origin, and one whose name was made to point to this
             address, are rejected, see `objection`. None: requests may use any name.
     """
-    pages = Pages(home)
+    pages, live = Pages(home), Live(home)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -75,6 +85,8 @@ def make_app(home: Home, accepts: Accepts, *, token: str = "", origins: Collecti
         *(Route(f"/{kind}/{{name}}", partial(_report, pages, kind), middleware=compressed) for kind in KINDS),
         Route("/runs/{name}/tokens", partial(_responses, home), middleware=compressed),
         Route("/runs/{name}/tokens/{step:int}/{rollout:int}", partial(_response, home), middleware=compressed),
+        Route("/live", partial(_live, live), middleware=compressed),
+        Route("/live", partial(_rows, live), methods=["POST"], middleware=compressed),
         Route("/waiting", partial(_waiting, home), middleware=compressed),
         Route("/record", partial(_changes, home), methods=["POST"], middleware=compressed),
         Route("/record/{path:path}", partial(_file, home)),
@@ -98,9 +110,11 @@ class _Guard:
             await self._app(scope, receive, send)
             return
 
+        headers = _HEADERS | (_OF_LIVE_PAGE if scope["path"] == "/live" else {})
+
         async def send_confined(message: Message) -> None:
             if message["type"] == "http.response.start":
-                added = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                added = [(name.encode(), value.encode()) for name, value in headers.items()]
                 message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
@@ -166,16 +180,49 @@ def _response(home: Home, request: Request) -> Response:
         return PlainTextResponse(f"nothing recorded under runs/{run_id}, step {step}, response {rollout_id}\n", 404)
 
 
-async def _changes(home: Home, request: Request) -> Response:
-    """Returns the listings of the units that differ from the mirror's, and the deleted units; either of all units or of
-    those in the request."""
+def _live(live: Live, request: Request) -> Response:
+    """Returns the live page of the names in the address; without a name, leads to that of the current experiments."""
+    names = request.query_params.getlist("of")
+    if not names and (current := live.current()):
+        return RedirectResponse(f"live?{urlencode([('of', name) for name in current])}", 303)
+    try:
+        return HTMLResponse(live.page(names)) if names else PlainTextResponse("nothing is recorded yet\n", 404)
+    except RpgError as error:
+        return PlainTextResponse(f"{error}\n", 404)
+
+
+async def _rows(live: Live, request: Request) -> Response:
+    """Returns the new rows for a live page."""
+    try:
+        wanted = Question.of(await _body(request))
+    except TooLongError as error:
+        return PlainTextResponse(f"{error}\n", 413)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        form = '{"of": [name, ...], "metrics": [metric, ...], "known": {run: [stamp, attempt, step], ...}}'
+        return PlainTextResponse(f"expected {form}\n", 400)
+    try:
+        return JSONResponse(await run_in_threadpool(live.changes, wanted))
+    except RpgError as error:
+        return PlainTextResponse(f"{error}\n", 404)
+
+
+async def _body(request: Request) -> bytes:
+    """Returns the body of a request. Raises TooLongError above the largest size."""
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > _MOST_KNOWN:
-            return PlainTextResponse("the request is too long\n", 413)
+            raise TooLongError("the request is too long")
+    return body
+
+
+async def _changes(home: Home, request: Request) -> Response:
+    """Returns the listings of the units that differ from the mirror's, and the deleted units; either of all units or of
+    those in the request."""
     try:
-        known, only = _asked(body)
+        known, only = _asked(await _body(request))
+    except TooLongError as error:
+        return PlainTextResponse(f"{error}\n", 413)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return PlainTextResponse('expected {"known": {unit: digest, ...}, "only": [unit, ...]}\n', 400)
     listings = await run_in_threadpool(read_listings, home.root, only)

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.home.home import Home
+from pipelines.home.versions import looks_of
 from pipelines.remote.record_files import read_listings
 from pipelines.report import write_experiment_report, write_run_report
-from pipelines.report.answer import note_looks
-from pipelines.report.evidence import told_apart
+from pipelines.report.answer import note_looks, seeds_ended
+from pipelines.report.answer.whole import answered
+from pipelines.report.evidence import experiment_groups, told_apart
 from pipelines.report.page import render
 from pipelines.studies.answers.report import write_study_report
+from specs.errors import RpgError
 from specs.machine.files import read_json
 from specs.machine.scratch import Scratch
 from storage import Store
@@ -52,6 +55,8 @@ class Pages:
         self._cache = self._scratch.path
         self._versions: dict[str, str] = {}
         """Digest of the input from which each unit's page in the cache was rendered."""
+        self._answers: dict[str, tuple[str, str]] = {}
+        """Experiment -> the digest of the input of its answer, and the answer."""
         self._turn = threading.Lock()
 
     def close(self) -> None:
@@ -66,9 +71,30 @@ class Pages:
                 for name, query in (("experiments", _EXPERIMENTS), ("studies", _STUDIES), ("runs", _RUNS))
             }
             apart = told_apart(self._home, store)
+            for row in tables["experiments"]:
+                row["answer"] = self._answer(store, row["name"])
         for row in tables["runs"]:
             row["name"] = ", ".join(filter(None, [row["name"], apart.get(row["run_id"])]))
         return render("record.html", home=self._home.root.name, **tables)
+
+    def _answer(self, store: Store, name: str) -> str:
+        """Returns the answer of an experiment that is over, and an answer that was shown before. Otherwise returns how
+        many runs have not ended: a new answer would be a further interim analysis."""
+        version = self._version(f"experiments/{name}")
+        if self._answers.get(name, ("",))[0] != version:
+            try:
+                groups = experiment_groups(self._home, name)
+            except RpgError:
+                text = "no run has begun"
+            else:
+                live = sum(run.status in ("pending", "running") for group in groups for run in group.runs)
+                is_new = seeds_ended(groups) > 1 and seeds_ended(groups) not in looks_of(self._home, name)
+                text = f"{live} of {sum(len(group.runs) for group in groups)} runs have not ended"
+                if not (live and is_new):
+                    text = answered(self._home, store, name, groups)[0]
+                    note_looks(self._home, [name])
+            self._answers[name] = version, text
+        return self._answers[name][1]
 
     def report(self, kind: str, name: str) -> str:
         """Returns the report page of a run, an experiment or a study, from the present record.

@@ -2,17 +2,45 @@
 
 import ipaddress
 import secrets
+from collections.abc import Sequence
+from urllib.parse import urlencode
 
 from pipelines.home.home import Home
+from pipelines.launchers.network import free_port
+from pipelines.prefect.server.api import running_services
 from pipelines.prefect.server.credentials import SERVER_AUTH_VARIABLE, asked_for, of_home
 from pipelines.prefect.server.settings import trusted_hosts
-from specs.errors import Issue, SpecError
+from specs.errors import Issue, RpgError, SpecError
 
 DEFAULT_PORT = 4202
 
 
-def serve(home: Home, host: str, port: int) -> None:
-    """Prints the address and serves the home's record until SIGINT or SIGTERM.
+def live_path(names: Sequence[str]) -> str:
+    """Returns the path of the live page of experiments, studies and runs; without a name, of those that train."""
+    return f"/live?{urlencode([('of', name) for name in names])}".removesuffix("?")
+
+
+def served_live(home: Home, names: Sequence[str]) -> str:
+    """Returns the link of the live page on the record's server that `rpg up` started; empty if none is up."""
+    services = running_services(home)
+    return f"{services.record_url}{live_path(names)}" if services and services.record_url else ""
+
+
+def serve_here(home: Home, host: str, port: int, path: str = "") -> None:
+    """Serves the home's record at a port, 0 for a free one, and prints the address of one of its pages; see `serve`.
+
+    Raises:
+        RpgError: the port is taken.
+    """
+    chosen = free_port(port or DEFAULT_PORT)
+    if port and chosen != port:
+        hint = "name another, or leave --port out: then a free one is taken"
+        raise RpgError(f"port {port} is taken\n  hint: {hint}")
+    serve(home, host, chosen, path)
+
+
+def serve(home: Home, host: str, port: int, path: str = "") -> None:
+    """Prints the address of a page and serves the home's record until SIGINT or SIGTERM.
 
     If the environment names no password, the address has a token of this process that opens it, and the home's
     passwords open it too.
@@ -32,7 +60,8 @@ def serve(home: Home, host: str, port: int) -> None:
         accepts, token = of_home(home), secrets.token_urlsafe(24)
     address = f"http://{host}:{port}"
     origins = [address] if is_local or trusted_hosts() else None
-    print(f"{address}/?token={token}" if token else address, flush=True)
+    page = f"{address}{path or '/'}"
+    print(f"{page}{'&' if '?' in page else '?'}token={token}" if token else page.removesuffix("/"), flush=True)
     app = make_app(home, accepts, token=token, origins=origins)
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=2, use_colors=False)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.options import AsJson, SafeCsv, ServerRecord
+from pipelines.cli.options import AsJson, Digits, Rows, SafeCsv, ServerRecord
 from pipelines.cli.output import TableFormat
 
 if TYPE_CHECKING:
@@ -16,12 +18,15 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from pipelines.cli.output import Choice
     from pipelines.report.compare import RunComparison
     from pipelines.report.evidence import Group
     from pipelines.report.statistics import Interval
 
 _MOST_FIELDS, _MOST_ROWS = 6, 10
 """Largest numbers of differing fields and of rows of results (the first ones) on one screen."""
+_FIGURES = 3
+"""Columns of a table for a paper that are there in any case: result, group and value."""
 _SURE = "accuracy or score that is told from it below (of so many other figures some intervals exclude 0 by chance)"
 
 
@@ -34,15 +39,18 @@ def compare(
     kind: Annotated[TableFormat, typer.Option("--format", help="Format of the table of results.")] = (
         TableFormat.table
     ),
+    rows: Rows = None,
+    digits: Digits = None,
     as_json: AsJson = False,
     safe_csv: SafeCsv = False,
 ) -> None:
     """Compares runs or groups of seeds: the supported conclusions, the differences between specs, the results.
 
-    The output is one screen, with --all everything. With --format latex, markdown or csv it is only the table of
-    results; LaTeX needs the package booktabs.
+    The output is one screen, with --all everything. With --format latex, markdown, html or csv it is only the table of
+    results, a row for each group, with differences and intervals in columns of their own; LaTeX needs the package
+    booktabs.
     """
-    from pipelines.cli.output import print_json
+    from pipelines.cli.output import Choice, print_json
     from pipelines.cli.reading import reading
     from pipelines.report.compare import compare as compare_groups
 
@@ -53,20 +61,80 @@ def compare(
     if as_json or kind is TableFormat.json:
         print_json(comparison.to_json())
     elif kind is TableFormat.table:
-        _print(comparison, names, whole=everything)
+        _print(comparison, names, Choice(rows or (), digits), whole=everything)
     else:
-        typer.echo(result_text(comparison, kind, safe=safe_csv), nl=False)
+        typer.echo(result_text(comparison, kind, Choice(rows or (), digits), safe=safe_csv), nl=False)
 
 
-def result_text(comparison: RunComparison, kind: TableFormat, *, safe: bool) -> str:
-    """Returns the table of results as text for a paper; `safe` as for `csv_text`."""
+def result_text(comparison: RunComparison, kind: TableFormat, choice: Choice, *, safe: bool) -> str:
+    """Returns the table of results as text for a paper: a row for each figure of each group. `safe` as for
+    `csv_text`."""
     from pipelines.cli.output import table_for_papers
 
-    columns, rows = _results(comparison)
-    return table_for_papers(columns, rows, kind, safe=safe)
+    columns, rows = _by_group(comparison, choice.digits)
+    chosen = replace(choice, digits=None).of(rows)
+    kept = [place for place, _ in enumerate(columns) if place < _FIGURES or any(row[place] for row in chosen)]
+    shown = [[row[place] for place in kept] for row in chosen]
+    return table_for_papers([columns[place] for place in kept], shown, kind, caption=_caption(comparison), safe=safe)
 
 
-def _print(comparison: RunComparison, names: Sequence[str], *, whole: bool) -> None:
+def _by_group(comparison: RunComparison, digits: int | None) -> tuple[list[str], list[list[str]]]:
+    """Returns columns and rows for a paper: result, group, value, interval, difference from the first group, interval;
+    shares in percent."""
+    from pipelines.report.answer import digits_of, figure_and_interval
+    from pipelines.report.statistics import Interval
+    from rpg.statistics.wording import CHOSEN
+
+    results: dict[tuple[str, bool], list[tuple[str, Interval, Interval | None, bool]]] = {}
+    """(name, whether it is a share) -> (group, value, difference from the first group, whether it differs)"""
+    for outcome in (*comparison.outcomes, *comparison.other_measures):
+        row = (outcome.label, outcome.after, outcome.against_first, outcome.differs)
+        results.setdefault((f"{outcome.measure} {outcome.dataset}", outcome.is_share), []).append(row)
+        if outcome.gain is not None and outcome in comparison.outcomes:
+            gain = (outcome.label, outcome.gain, None, False)
+            results.setdefault((f"gain {outcome.dataset}", outcome.is_share), []).append(gain)
+    for published in comparison.literature:
+        for name, value in (
+            ("last checkpoint, ours", published.last),
+            ("last checkpoint, theirs", published.theirs_last),
+            (f"best checkpoint, ours ({CHOSEN})", published.best),
+            ("best checkpoint, theirs", published.theirs_best),
+        ):
+            if value is not None:
+                alone = (published.label, Interval(value, math.nan, math.nan), None, False)
+                results.setdefault((f"{name}, {published.dataset}", True), []).append(alone)
+    for measure in comparison.measures:
+        of_metric = (measure.label, measure.value, measure.against_first, False)
+        results.setdefault((measure.metric, False), []).append(of_metric)
+    rows = []
+    for (name, share), of_result in results.items():
+        intervals = [interval for _, value, against, _ in of_result for interval in (value, against)]
+        places = digits_of(intervals, share=share) if digits is None else digits
+        for label, value, against, differs in of_result:
+            gap = figure_and_interval(against, places, share=share, sign="+") if against else ("", "")
+            own = figure_and_interval(value, places, share=share)
+            rows.append([f"{name}, %" if share else name, label, *own, gap[0] + " *" * differs, gap[1]])
+    columns = ["result", "group", "value", "interval", "difference", "its interval"]
+    return columns, rows
+
+
+def _caption(comparison: RunComparison) -> str:
+    """Returns the seeds and problems behind the figures, and the meaning of the columns."""
+    outcomes = comparison.outcomes
+    seeds = _range([outcome.num_seeds for outcome in outcomes] or [len(group.runs) for group in comparison.groups])
+    means = f"Means over {seeds} {'seed' if seeds == '1' else 'seeds'}"
+    if outcomes:
+        means += f" and {_range([outcome.num_problems for outcome in outcomes])} problems"
+    confidence = comparison.groups[0].runs[0].spec.evaluation.confidence
+    told = f" Differences are from {comparison.groups[0].label}; * marks those that the verdict supports."
+    return f"{means}, with {100 * confidence:g} % intervals.{told if len(comparison.groups) > 1 else ''}"
+
+
+def _range(counts: Sequence[int]) -> str:
+    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def _print(comparison: RunComparison, names: Sequence[str], choice: Choice, *, whole: bool) -> None:
     import sys
 
     from rich.text import Text
@@ -81,15 +149,17 @@ def _print(comparison: RunComparison, names: Sequence[str], *, whole: bool) -> N
     fields = list(comparison.spec)
     if not fields:
         console.print("\nThe specs differ in nothing but the seed.")
-    columns, rows = _results(comparison)
-    short = rows if whole else [row for row in rows if _on_one_screen(comparison, row[0])][:_MOST_ROWS]
+    columns, rows = _results(comparison, choice.digits)
+    whole = whole or bool(choice.rows)
+    every = replace(choice, digits=None).of(rows)
+    short = every if whole else [row for row in every if _on_one_screen(comparison, row[0])][:_MOST_ROWS]
     shown = fields if whole else fields[:_MOST_FIELDS]
     if fields:
         console.print(_spec_table(comparison, shown))
     console.print(_result_table(columns, short))
     if len(comparison.groups) > 1:
         console.print(f"Second lines: difference from the first column; * {_SURE}.")
-    if left := len(fields) - len(shown) + len(rows) - len(short):
+    if left := len(fields) - len(shown) + len(every) - len(short):
         console.print(Text(f"\nnext\n  rpg compare {shlex.join(names)} --all  {left} more rows"))
 
 
@@ -117,7 +187,7 @@ def _result_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Tabl
     return table
 
 
-def _results(comparison: RunComparison) -> tuple[list[str], list[list[str]]]:
+def _results(comparison: RunComparison, digits: int | None) -> tuple[list[str], list[list[str]]]:
     """Returns columns and rows, one a figure; every group but the first also shows its difference from the first."""
     from rpg.statistics.wording import CHOSEN
 
@@ -125,16 +195,16 @@ def _results(comparison: RunComparison) -> tuple[list[str], list[list[str]]]:
     rows: dict[str, dict[str, str]] = {}
     for outcome in comparison.outcomes:
         row = rows.setdefault(f"{outcome.measure} {outcome.dataset}", {})
-        row[outcome.label] = _cell(outcome.after, outcome.against_first, mark=" *" if outcome.differs else "")
+        row[outcome.label] = _cell(outcome.after, outcome.against_first, digits, mark=" *" if outcome.differs else "")
         if outcome.gain is not None:
-            rows.setdefault(f"gain {outcome.dataset}", {})[outcome.label] = _cell(outcome.gain, None)
+            rows.setdefault(f"gain {outcome.dataset}", {})[outcome.label] = _cell(outcome.gain, None, digits)
     for cost in comparison.costs:
         for outcome in cost.outcomes:
             name = f"{outcome.measure} {outcome.dataset}"
             if outcome.gain is not None and not outcome.measure.startswith("drift/"):
-                rows.setdefault(f"change of {name}", {})[outcome.label] = _cell(outcome.gain, None)
+                rows.setdefault(f"change of {name}", {})[outcome.label] = _cell(outcome.gain, None, digits)
             mark = " *" if outcome.differs else ""
-            rows.setdefault(name, {})[outcome.label] = _cell(outcome.after, outcome.against_first, mark=mark)
+            rows.setdefault(name, {})[outcome.label] = _cell(outcome.after, outcome.against_first, digits, mark=mark)
     for figure in comparison.literature:
         for place, chosen, ours, theirs in (
             ("last", "", figure.last, figure.theirs_last),
@@ -145,9 +215,11 @@ def _results(comparison: RunComparison) -> tuple[list[str], list[list[str]]]:
             rows.setdefault(f"{place} checkpoint {figure.dataset}, theirs", {})[figure.label] = f"{theirs:.4f}"
     for outcome in comparison.other_measures:
         row = rows.setdefault(f"{outcome.measure} {outcome.dataset}", {})
-        row[outcome.label] = _cell(outcome.after, outcome.against_first)
+        row[outcome.label] = _cell(outcome.after, outcome.against_first, digits)
     for measure in comparison.measures:
-        rows.setdefault(measure.metric, {})[measure.label] = _cell(measure.value, measure.against_first, measure.seeds)
+        rows.setdefault(measure.metric, {})[measure.label] = _cell(
+            measure.value, measure.against_first, digits, measure.seeds
+        )
     seeds = [", ".join(str(run.seed) for run in group.runs if run.trains) for group in comparison.groups]
     listed: list[list[str]] = []
     if any(run.trains for group in comparison.groups for run in group.runs):
@@ -166,20 +238,23 @@ def _states(group: Group) -> str:
     return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
-def _cell(value: Interval, against: Interval | None, seeds: Sequence[float] = (), *, mark: str = "") -> str:
+def _cell(
+    value: Interval, against: Interval | None, digits: int | None, seeds: Sequence[float] = (), *, mark: str = ""
+) -> str:
     """Returns a figure with its interval, or else with that of each seed; below it the difference from
     the first column."""
-    text = _interval(value, "")
+    form = "z.4g" if digits is None else f"z.{digits}f"
+    text = _interval(value, form)
     if not value.known and len(seeds) > 1:
-        text += f" ({', '.join(f'{seed:.4g}' for seed in seeds)})"
+        text += f" ({', '.join(format(seed, form) for seed in seeds)})"
     if against is None:
         return text
-    return f"{text}\n  {_interval(against, '+')}{mark}"
+    return f"{text}\n  {_interval(against, f'+{form}')}{mark}"
 
 
-def _interval(value: Interval, sign: str) -> str:
-    ends = f" [{value.low:{sign}z.4g}, {value.high:{sign}z.4g}]" if value.low == value.low else ""
-    return f"{value.value:{sign}z.4g}{ends}"
+def _interval(value: Interval, form: str) -> str:
+    ends = f" [{value.low:{form}}, {value.high:{form}}]" if value.known else ""
+    return f"{value.value:{form}}{ends}"
 
 
 def _table(*columns: str) -> Table:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.options import Output, SafeCsv, ServerRecord
+from pipelines.cli.options import Digits, Output, Rows, SafeCsv, ServerRecord
 from pipelines.cli.output import TableFormat
 
 if TYPE_CHECKING:
+    from pipelines.cli.output import Choice
     from pipelines.home.home import Home
 
 
@@ -33,6 +34,8 @@ def report(
     kind: Annotated[
         TableFormat | None, typer.Option("--format", help="Print the table of results instead, for a paper.")
     ] = None,
+    rows: Rows = None,
+    digits: Digits = None,
     safe_csv: SafeCsv = False,
     serve: Annotated[bool, typer.Option("--serve", help="Show all reports in a browser, until Ctrl-C.")] = False,
     host: Annotated[str, typer.Option(help="With --serve: the address to serve at.")] = "127.0.0.1",
@@ -50,10 +53,13 @@ def report(
     if serve and profile:
         raise typer.BadParameter("the server's own address shows its record in a browser", param_hint="--serve")
     if serve:
-        _serve(Home.from_environment(), host, port)
+        from pipelines.web.serve import serve_here
+
+        serve_here(Home.from_environment(), host, port)
         return
     if not name:
         raise typer.BadParameter("name a run or an experiment, or give --serve for all", param_hint="RUN-or-EXPERIMENT")
+    from pipelines.cli.output import Choice
     from pipelines.cli.reading import reading
     from pipelines.home.runs import is_study, study_runs
     from pipelines.home.versions import is_experiment, names_of_others
@@ -70,7 +76,7 @@ def report(
         run_ids = study_runs(home, name) if of_study else [run_id for group in groups for run_id in group.run_ids]
         record.refresh(TABLES, only=[f"runs/{run_id}" for run_id in run_ids])
         if figures is not None or kind is not None:
-            _for_papers(home, name, figures, kind, is_study=of_study, safe=safe_csv)
+            _for_papers(home, name, figures, kind, Choice(rows or (), digits), is_study=of_study, safe=safe_csv)
             return
         if of_study:
             page = write_study_report(home, name, output)
@@ -85,7 +91,14 @@ def report(
 
 
 def _for_papers(
-    home: Home, name: str, figures: Path | None, kind: TableFormat | None, *, is_study: bool, safe: bool
+    home: Home,
+    name: str,
+    figures: Path | None,
+    kind: TableFormat | None,
+    choice: Choice,
+    *,
+    is_study: bool,
+    safe: bool,
 ) -> None:
     from pipelines.cli.output import print_json
     from pipelines.cli.verbs.compare import result_text
@@ -96,14 +109,14 @@ def _for_papers(
     from pipelines.report.figures import figures_of, save_figures
 
     if kind is not None and is_study:
-        print_study_table(home, name, kind, safe=safe)
+        print_study_table(home, name, kind, choice, safe=safe)
     elif kind is not None:
         comparison = compare(home, [name])
         if kind is TableFormat.json:
             print_json(comparison.to_json())
         else:
             shown = TableFormat.markdown if kind is TableFormat.table else kind
-            typer.echo(result_text(comparison, shown, safe=safe), nl=False)
+            typer.echo(result_text(comparison, shown, choice, safe=safe), nl=False)
     if figures is not None:
         found = figures_of(home, find_groups(home, name), [name] if is_experiment(home, name) else [])
         if is_study:
@@ -113,15 +126,3 @@ def _for_papers(
             found = study_figures(home, read_study(home, name)) | found
         for path in save_figures(list(found.values()), figures, safe=safe):
             typer.echo(path)
-
-
-def _serve(home: Home, host: str, port: int) -> None:
-    from pipelines.launchers.network import free_port
-    from pipelines.web.serve import DEFAULT_PORT, serve
-    from specs.errors import RpgError
-
-    chosen = free_port(port or DEFAULT_PORT)
-    if port and chosen != port:
-        hint = "name another, or leave --port out: then a free one is taken"
-        raise RpgError(f"port {port} is taken\n  hint: {hint}")
-    serve(home, host, chosen)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import SafeCsv, ServerRecord
+from pipelines.cli.options import Digits, Rows, SafeCsv, ServerRecord
 from pipelines.cli.output import Format
 
 
@@ -42,6 +42,8 @@ def sql(
     every: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between repetitions with --watch.")
     ] = 2,
+    only: Rows = None,
+    digits: Digits = None,
     profile: ServerRecord = "",
     safe_csv: SafeCsv = False,
 ) -> None:
@@ -49,7 +51,7 @@ def sql(
     import sys
     import time
 
-    from pipelines.cli.output import form_of, format_of, print_rows, write_stream
+    from pipelines.cli.output import Choice, form_of, format_of, print_rows, write_stream
     from pipelines.cli.prompt import run_prompt
     from pipelines.cli.reading import reading
     from pipelines.cli.saved_queries import find_query, parse_params, saved_queries
@@ -67,6 +69,9 @@ def sql(
     if query and query.startswith("@"):
         query = find_query(home, query[1:]).text
     chosen, params = chosen or format_of(output), parse_params(param or [])
+    choice = Choice(only or (), digits)
+    if choice and chosen is Format.parquet:
+        raise typer.BadParameter("Parquet has every row and digit; choose them in the query", param_hint="--rows")
     limits = Limits(timeout, parse_memory(memory) if memory else 0)
     with reading(profile) as record, Store.open(record.home.root, limits) as store, process_within(limits), _unlogged():
         unnamed = {table for table in LARGE_TABLES if query is not None and table not in query.lower()}
@@ -76,10 +81,10 @@ def sql(
             run_prompt(store, chosen, safe=safe_csv)
             return
         while True:
-            with store.stream(query, params, form_of(chosen, safe=safe_csv)) as answer:
+            with store.stream(query, params, form_of(chosen, choice, safe=safe_csv)) as answer:
                 if watch and output is None and sys.stdout.isatty():
                     SafeConsole().clear()
-                write_stream(answer, chosen, output, safe=safe_csv)
+                write_stream(answer, chosen, output, choice, safe=safe_csv)
             if not watch:
                 return
             time.sleep(every)

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, assert_never
 
 import typer
 
-from pipelines.cli.options import AsJson, Output, Overrides, Pool, Profile, SafeCsv, StudyFile
+from pipelines.cli.options import AsJson, Digits, Output, Overrides, Pool, Profile, Rows, SafeCsv, StudyFile
 from pipelines.cli.output import TableFormat
 from pipelines.cli.words import Verbs
 
 if TYPE_CHECKING:
+    from pipelines.cli.output import Choice
     from pipelines.home.home import Home
     from pipelines.studies.answers.results import StudyRecord
 
@@ -148,33 +149,38 @@ def report(
     kind: Annotated[
         TableFormat | None, typer.Option("--format", help="Print the table of results instead, for a paper.")
     ] = None,
+    rows: Rows = None,
+    digits: Digits = None,
     safe_csv: SafeCsv = False,
 ) -> None:
     """Writes the study's page: history, importances, slices, the best values; prints its path.
 
     With --format it prints the arms on fresh seeds with their intervals, or the trials until there are such arms.
     """
+    from pipelines.cli.output import Choice
     from pipelines.home.home import Home
     from pipelines.studies.answers.report import write_study_report
 
     if kind is not None:
-        print_study_table(Home.from_environment(), _name(name), kind, safe=safe_csv)
+        choice = Choice(rows or (), digits)
+        print_study_table(Home.from_environment(), _name(name), kind, choice, safe=safe_csv)
         return
     typer.echo(write_study_report(Home.from_environment(), _name(name), output))
 
 
-def print_study_table(home: Home, name: str, kind: TableFormat, *, safe: bool) -> None:
+def print_study_table(home: Home, name: str, kind: TableFormat, choice: Choice, *, safe: bool) -> None:
     """Prints a study's results, also for `rpg report`; `safe` as for `csv_text`."""
     from pipelines.cli.output import as_objects, print_json, print_table, table_for_papers
     from pipelines.studies.answers.report import study_table
 
-    columns, rows = study_table(home, name)
+    columns, every = study_table(home, name, choice.digits)
+    rows = choice.of(every)
     match kind:
         case TableFormat.json:
             print_json(as_objects(columns, rows))
         case TableFormat.table:
             print_table(columns, rows)
-        case TableFormat.latex | TableFormat.markdown | TableFormat.csv:
+        case TableFormat.latex | TableFormat.markdown | TableFormat.html | TableFormat.csv:
             typer.echo(table_for_papers(columns, rows, kind, safe=safe), nl=False)
         case _:
             assert_never(kind)

@@ -114,6 +114,7 @@ def publish_learning_curve(execution: RunExecution) -> None:
     if charts:
         record_url = execution.outbox.record_url
         links = [f"[Report of the run]({record_url}/runs/{execution.run_id})"] if record_url else []
+        links += [f"[Live curves]({record_url}/live?of={execution.run_id})"] if record_url else []
         text = "\n\n".join(["# Learning curve", *notes, *charts, *links])
         execution.outbox.artifact(key(execution, "learning-curve"), "markdown", text, REWARD.heading)
 

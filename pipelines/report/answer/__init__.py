@@ -7,7 +7,7 @@ best and which groups differ; tables mark the same differences and no others.
 
 from pipelines.report.answer.answers import answers, answers_of, answers_of_other_measures, confidence_of
 from pipelines.report.answer.curve import Accuracy, accuracies_by_step, left_behind
-from pipelines.report.answer.looks import note_looks
+from pipelines.report.answer.looks import note_looks, seeds_ended
 from pipelines.report.answer.outcome import (
     SCORE,
     Answer,
@@ -18,7 +18,15 @@ from pipelines.report.answer.outcome import (
     outcomes_of,
 )
 from pipelines.report.answer.scores import BySteps
-from pipelines.report.answer.wording import change, figure, percent, points, with_interval
+from pipelines.report.answer.wording import (
+    change,
+    digits_of,
+    figure,
+    figure_and_interval,
+    percent,
+    points,
+    with_interval,
+)
 
 __all__ = [
     "SCORE",
@@ -33,7 +41,9 @@ __all__ = [
     "change",
     "clusters_of",
     "confidence_of",
+    "digits_of",
     "figure",
+    "figure_and_interval",
     "headline",
     "left_behind",
     "note_looks",
@@ -41,5 +51,6 @@ __all__ = [
     "outcomes_of",
     "percent",
     "points",
+    "seeds_ended",
     "with_interval",
 ]

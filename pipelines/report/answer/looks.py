@@ -20,16 +20,16 @@ def note_looks(home: Home, names: Sequence[str]) -> None:
     for name in names:
         if is_experiment(home, name):
             with suppress(OSError):
-                note_look(home, name, _num_seeds(evidence.experiment_groups(home, name)))
+                note_look(home, name, seeds_ended(evidence.experiment_groups(home, name)))
 
 
 def earlier_looks(home: Home, name: str) -> list[float]:
     """Returns the numbers of seeds at which an experiment's answer was shown, if lower than the present number."""
     looks = looks_of(home, name)
-    return [look for look in looks if look < _num_seeds(evidence.experiment_groups(home, name))] if looks else []
+    return [look for look in looks if look < seeds_ended(evidence.experiment_groups(home, name))] if looks else []
 
 
-def _num_seeds(groups: Sequence[Group]) -> float:
+def seeds_ended(groups: Sequence[Group]) -> float:
     """Returns the number of finished or failed runs, as the mean over the cells with two or more; 0 without such a
     cell.
 

@@ -1,6 +1,7 @@
 """The words of answers: figures with their intervals, and the sentences that a verdict does not contain."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 from pipelines.report.answer.outcome import Outcome, only_these_weights
 from pipelines.report.answer.scores import Level
@@ -33,6 +34,36 @@ def with_interval(interval: Interval, *, share: bool) -> str:
     if share:
         return f"{value} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
     return f"{value} [{interval.low:.4g}, {interval.high:.4g}]"
+
+
+def figure_and_interval(interval: Interval, digits: int | None, *, share: bool, sign: str = "") -> tuple[str, str]:
+    """Returns a value and its interval as texts of a table; shares in percent. An unknown interval is empty.
+
+    Args:
+        digits: digits after the decimal point, see `digits_of`; None: four that count.
+        sign: "+" for differences.
+    Example:
+        >>> figure_and_interval(Interval(0.7123, 0.66, 0.764), 1, share=True)
+        ('71.2', '[66.0, 76.4]')
+    """
+    form = f"{sign}z.4g" if digits is None else f"{sign}z.{digits}f"
+    unit = 100 if share else 1
+    value, low, high = (format(unit * end, form) for end in (interval.value, interval.low, interval.high))
+    return value, f"[{low}, {high}]" if interval.known else ""
+
+
+def digits_of(intervals: Iterable[Interval | None], *, share: bool) -> int | None:
+    """Returns the digits after the decimal point for a table's column, so that half the narrowest interval has two
+    that count; None if no interval is known.
+
+    Example:
+        >>> digits_of([Interval(0.7123, 0.66, 0.764), None], share=True)
+        1
+    """
+    unit = 100 if share else 1
+    halves = [unit * (each.high - each.low) / 2 for each in intervals if each and each.known]
+    narrowest = min((half for half in halves if half > 0), default=0.0)
+    return min(max(1 - math.floor(math.log10(narrowest)), 0), 6) if narrowest else None
 
 
 def percent(value: float) -> str:

@@ -3,10 +3,12 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipelines.home.home import Home
+from pipelines.report.answer import digits_of, figure_and_interval
 from pipelines.report.charts import number
 from pipelines.report.evidence import show
 from pipelines.report.page import publish, render
@@ -23,32 +25,34 @@ _NEXT_TO_NOTHING = 0.05
 """Expected gain of the newest trial, relative to that of the model's first, below which a study may as well stop."""
 
 
-def study_table(home: Home, name: str) -> tuple[list[str], list[list[str]]]:
+def study_table(home: Home, name: str, digits: int | None = None) -> tuple[list[str], list[list[str]]]:
     """Returns the study's results as columns and rows of texts: its arms on fresh seeds, or else each trial with a
-    value.
+    value; intervals in columns of their own.
 
+    Args:
+        digits: digits after the decimal point; None: by the interval's width.
     Raises:
         SpecError: no study has that name.
     """
     record = read_study(home, name)
-    return results_table(record, answer(home, record))
+    return results_table(record, answer(home, record), digits)
 
 
-def results_table(record: StudyRecord, found: Answer) -> tuple[list[str], list[list[str]]]:
+def results_table(record: StudyRecord, found: Answer, digits: int | None = None) -> tuple[list[str], list[list[str]]]:
     """Returns the results behind an answer, in the form of `study_table`; a trial has the value of each goal."""
     goal, others = record.first, record.goals[1:]
+    if digits is None:
+        of_arms = [interval for each in found.arms for interval in (each.mean, each.against_baseline)]
+        digits = digits_of(of_arms or [each.last for each in record.trials], share=goal.is_share)
+    cells = partial(figure_and_interval, digits=digits, share=goal.is_share)
+    measure = f"{goal.measure}, %" if goal.is_share else goal.measure
     if arms := found.arms:
-        columns = ["fresh seeds", goal.measure, "against the baseline"]
-        return columns, [
-            [
-                result.arm.label,
-                with_interval(goal, result.mean),
-                ""
-                if result.against_baseline is None
-                else difference(goal, result.against_baseline) + " *" * result.differs,
-            ]
-            for result in arms
-        ]
+        columns = ["fresh seeds", measure, "interval", "against the baseline", "its interval"]
+        rows = []
+        for result in arms:
+            gap = cells(result.against_baseline, sign="+") if result.against_baseline else ("", "")
+            rows.append([result.arm.label, *cells(result.mean), gap[0] + " *" * result.differs, gap[1]])
+        return columns, rows
     trials = [trial for trial in record.trials if trial.finished]
     of_trial = [(trial, record.params_of(trial)) for trial in trials]
     paths = list(dict.fromkeys(path for _, params in of_trial for path in params))
@@ -56,12 +60,12 @@ def results_table(record: StudyRecord, found: Answer) -> tuple[list[str], list[l
         [
             f"{trial.number} (baseline)" if trial.baseline else str(trial.number),
             *(show(params[path]) if path in params else "" for path in paths),
-            with_interval(goal, trial.last) if trial.last else number(trial.value),
+            *(cells(trial.last) if trial.last else (number(trial.value), "")),
             *(number(value) for value in trial.values[1:]),
         ]
         for trial, params in of_trial
     ]
-    return ["trial", *paths, goal.measure, *(other.measure for other in others)], rows
+    return ["trial", *paths, measure, "interval", *(other.measure for other in others)], rows
 
 
 def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:

@@ -671,11 +671,12 @@ def _process(arguments: list[str], home: Path, stdin: str) -> "subprocess.Comple
 def test_tables_for_papers_say_what_the_table_says(call: Call) -> None:
     code, latex, _ = call("compare", "sums-s0-aaaa1111", "sums-s1-bbbb2222", "--format", "latex")
     assert code == 0
-    assert latex.startswith("\\begin{tabular}{lll}\n\\toprule\nresult & ")
-    assert latex.endswith("\\bottomrule\n\\end{tabular}\n")
+    assert latex.startswith("\\begin{table}\n\\centering\n\\caption{Means over 1 seed")
+    assert "\\toprule\nresult & group & value" in latex
+    assert latex.endswith("\\bottomrule\n\\end{tabular}\n\\end{table}\n")
     assert "\\\\\n\\midrule\n" in latex
     _, markdown, _ = call("compare", "sums-s0-aaaa1111", "sums-s1-bbbb2222", "--format", "markdown")
-    assert markdown.splitlines()[1] == "|---|---|---|"
+    assert set(markdown.splitlines()[1]) == {"|", "-"}
     _, rows, _ = call("compare", "sums-s0-aaaa1111", "sums-s1-bbbb2222", "--format", "csv")
     assert len(list(csv.reader(io.StringIO(rows)))) == len(markdown.splitlines()) - 1
     _, of_one, _ = call("report", "sums-s0-aaaa1111", "--format", "markdown")
@@ -688,7 +689,27 @@ def test_sql_writes_tables_for_papers(call: Call) -> None:
         "\\begin{tabular}{ll}\n\\toprule\nwhat & value \\\\\n\\midrule\na\\_b \\& 5 \\% & 0.25 \\\\\n"
         "\\bottomrule\n\\end{tabular}\n"
     )
+    assert call("sql", query, "--format", "html")[1] == (
+        "<table>\n<thead><tr><th>what</th><th>value</th></tr></thead>\n<tbody>\n"
+        "<tr><td>a_b &amp; 5 %</td><td>0.25</td></tr>\n</tbody>\n</table>\n"
+    )
     assert call("sql", query, "--format", "markdown")[1] == "| what | value |\n|---|---|\n| a_b &amp; 5 % | 0.25 |\n"
+
+
+@pytest.mark.parametrize("kind", ["table", "csv", "json", "markdown", "latex", "html"])
+def test_rows_and_digits_of_a_query_are_chosen(call: Call, kind: str) -> None:
+    query = "select * from (values ('kl/reverse', 1, 0.12345), ('entropy', 2, 0.5), ('kl/forward', 3, 2.0)) t(a, b, c)"
+    code, told, _ = call("sql", query, "--format", kind, "--rows", "kl", "--digits", "2")
+    assert code == 0
+    assert re.findall("[a-z]+/[a-z]+(?=[^>])|entropy", told.replace("</", " ")) == ["kl/reverse", "kl/forward"]
+    # Programs that read JSON round for themselves.
+    assert re.findall(r"\d\.\d+", told) == (["0.12345", "2.0"] if kind == "json" else ["0.12", "2.00"])
+
+
+def test_parquet_has_every_row_and_digit(call: Call) -> None:
+    code, _, error = call("sql", "select 1", "--format", "parquet", "-o", "rows.parquet", "--digits", "2")
+    assert code == 2
+    assert "Parquet has every row and digit" in error
 
 
 def test_a_difference_that_holds_keeps_its_star_in_a_paper() -> None:

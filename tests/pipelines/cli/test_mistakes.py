@@ -664,11 +664,20 @@ def test_a_disk_that_takes_nothing_is_named(rpg: Call, tmp_path: Path, options: 
 def test_a_port_that_is_taken_is_named(rpg: Call) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for verb in ("up", "report --serve"):
+        for verb in ("up", "report --serve", "watch --web"):
             assert rpg(f"{verb} --port {port}") == (
                 2,
                 f"port {port} is taken\n  hint: name another, or leave --port out: then a free one is taken\n",
             )
+
+
+def test_watch_takes_a_name_or_opens_a_browser(rpg: Call) -> None:
+    code, said = rpg("watch")
+    assert (code, "name a run or an experiment" in said) == (2, True)
+    assert rpg("watch --web other", home="DIR/home") == (
+        2,
+        "there is no run `other`: DIR/home holds none yet; `rpg run FILE` makes one\n",
+    )
 
 
 def test_a_directory_without_runs_says_where_it_looked(rpg: Call) -> None:

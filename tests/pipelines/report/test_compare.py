@@ -1,3 +1,4 @@
+import csv
 import json
 import re
 import shutil
@@ -169,6 +170,33 @@ def test_the_table_for_a_paper_compiles(home: Home, tmp_path: Path, monkeypatch:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=240)
     assert done.returncode == 0, done.stdout[-2000:]
     assert (tmp_path / "table.pdf").stat().st_size > 1000
+
+
+def test_a_paper_has_differences_and_intervals_in_columns_of_their_own(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+
+    def rows(*options: str) -> list[list[str]]:
+        done = CliRunner().invoke(app, ["compare", "sums", "--format", "csv", "--rows", "accuracy", *options])
+        return list(csv.reader(done.stdout.splitlines()))
+
+    columns, first, second = rows("--digits", "2")
+    assert columns == ["result", "group", "value", "interval", "difference", "its interval"]
+    outcome = compare(home, ["sums"]).outcomes[1]
+    assert outcome.against_first is not None
+    assert first[4:] == ["", ""]
+    assert second[0] == "accuracy two-terms, %"
+    assert second[2:] == [
+        f"{100 * outcome.after.value:.2f}",
+        f"[{100 * outcome.after.low:.2f}, {100 * outcome.after.high:.2f}]",
+        f"{100 * outcome.against_first.value:+.2f} *",
+        f"[{100 * outcome.against_first.low:+.2f}, {100 * outcome.against_first.high:+.2f}]",
+    ]
+    # Without a number, half the narrowest interval has two digits: about 5 points.
+    assert re.fullmatch(r"\d\d\.\d", rows()[2][2])
+    latex = CliRunner().invoke(app, ["report", "sums", "--format", "latex"]).stdout
+    assert r"\caption{Means over 3 seeds and 60 problems, with 95 \% intervals." in latex
 
 
 def test_brackets_in_values_are_shown_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

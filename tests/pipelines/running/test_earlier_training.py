@@ -259,6 +259,7 @@ def test_more_steps_and_another_name_give_bit_for_bit_what_training_from_the_sta
     evaluated = ("evaluation.every_steps=2", "training.entropy_coef=0.1")
     short = lab.rpg("run", str(lab.spec), overrides=("training.steps=3", *evaluated))
     assert short.code == 0, short.err
+    assert "live: rpg watch --web tiny\n" in short.err
     (first,) = lab.run_ids()
     longer = lab.rpg("run", str(lab.spec), overrides=("training.steps=6", *evaluated))
     assert longer.code == 0, longer.err

@@ -4,24 +4,19 @@ import csv
 import io
 import json
 import re
-import shutil
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-import uvicorn
+from browsing import served, visit
 from live import SPEC
 from PIL import Image
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from playwright.sync_api import Error as PlaywrightError
 from recorded_home import (
     FINGERPRINT,
@@ -39,67 +34,16 @@ from server_profile import ServerLab
 from waiting import wait_for
 
 from pipelines.home.home import Home
-from pipelines.launchers.network import free_port
-from pipelines.prefect.server.api import answers, running_services
+from pipelines.prefect.server.api import running_services
 from pipelines.report import write_experiment_report, write_run_report
 from pipelines.studies.answers.report import write_study_report
-from pipelines.web.app import make_app
 from rpg.recording.segments import SegmentWriter
 from specs.records import EvaluationSampleRow
 from storage import Store
 
-CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.needs("chromium")
-PATIENCE = 120_000
-"""Milliseconds that a page of the dashboard may take on a busy machine."""
 PAIR = SPEC.replace("name: tiny", "name: pair") + "seeds: [0, 1]\n"
 ENDLESS = SPEC.replace("name: tiny", "name: endless").replace("steps: 6\n", "steps: 100000\n")
-
-
-@dataclass
-class Visit:
-    """One browser window, and its actions besides showing pages."""
-
-    page: Page
-    elsewhere: list[str] = field(default_factory=list)
-    """Addresses beyond this machine that it asked for."""
-    errors: list[str] = field(default_factory=list)
-    """Complaints of the pages' scripts, style and policy."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=PATIENCE)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@contextmanager
-def visit(browser: Browser, credentials: Any = None, *, width: int = 1280) -> Iterator[Visit]:
-    """A window of its own.
-
-    Args:
-        credentials: for a page that asks for a password in HTTP's own way; None: it is refused.
-        width: of the window, pixels.
-    """
-    viewport: Any = {"width": width, "height": 900}
-    context: BrowserContext = browser.new_context(viewport=viewport, http_credentials=credentials)
-    context.set_default_timeout(PATIENCE)
-    visit = Visit(context.new_page())
-
-    def note(url: str) -> None:
-        if urlsplit(url).hostname not in ("127.0.0.1", None):
-            visit.elsewhere.append(url)
-
-    context.on("request", lambda request: note(request.url))
-    context.on("console", lambda message: visit.errors.append(message.text) if message.type == "error" else None)
-    context.on("weberror", lambda error: visit.errors.append(str(error.error)))
-    try:
-        yield visit
-    finally:
-        context.close()
 
 
 @pytest.fixture
@@ -124,21 +68,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
             record_tokenizer(home, runs[-1])
     record_experiment(home, runs)
     return home
-
-
-@contextmanager
-def served(home: Home) -> Iterator[str]:
-    """The address of a home's pages."""
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(make_app(home, lambda _shown: True), port=port, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_for(lambda: answers(f"http://127.0.0.1:{port}/ready"), what="the pages")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def column(page: Page, heading: str) -> list[str]:

@@ -449,6 +449,17 @@ def test_rpg_report_serves_to_who_has_its_link_until_it_is_interrupted(
     finally:
         process.terminate()
         process.communicate(timeout=30)
+    command[-2:] = ["watch", "--web", "sums", "sums-s0"]
+    process = subprocess.Popen([*command, "--port", str(port)], env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        link = process.stdout.readline().strip()
+        assert re.fullmatch(re.escape(f"{address}/live?of=sums&of=sums-s0&token=") + r"[\w-]{32}", link)
+        wait_for(lambda: answers(f"{address}/ready"), what="the page")
+        assert status_as(nobody, link) == 200
+        assert status_as(nobody, f"{address}/live?of=sums") == 401
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
     refused = subprocess.run([*command, "--host", "0.0.0.0"], env=environment, capture_output=True, text=True)
     assert refused.returncode == 2
     assert "without a password" in refused.stderr

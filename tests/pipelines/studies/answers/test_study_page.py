@@ -89,7 +89,7 @@ def test_the_results_of_a_study_are_a_table_for_a_paper(home: Home, monkeypatch:
     record(home, study(SEARCH[:3]))
     rows = list(csv.DictReader(told("csv").splitlines()))
     assert [row["trial"] for row in rows] == ["0 (baseline)", "1", "2"]
-    assert {"objective.clip.low", "mean@8 on two-terms"} < rows[0].keys()
+    assert {"objective.clip.low", "mean@8 on two-terms, %", "interval"} < rows[0].keys()
     record(
         home, study(SEARCH[:3], confirmation=confirmation(confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.75)))
     )
@@ -98,10 +98,10 @@ def test_the_results_of_a_study_are_a_table_for_a_paper(home: Home, monkeypatch:
     assert best["against the baseline"].endswith(" *")
     latex = told("latex")
     assert latex.startswith(
-        "\\begin{tabular}{lll}\n\\toprule\nfresh seeds & mean@8 on two-terms & against the baseline"
+        "\\begin{tabular}{lllll}\n\\toprule\nfresh seeds & mean@8 on two-terms, \\% & interval & against the baseline"
     )
     assert "$^{*}$" in latex
-    assert told("markdown").startswith("| fresh seeds | mean@8 on two-terms |")
+    assert told("markdown").startswith("| fresh seeds | mean@8 on two-terms, % | interval |")
 
 
 def test_before_confirmation_the_answer_is_a_candidate(home: Home) -> None:
@@ -498,8 +498,8 @@ def test_the_headline_of_a_share_is_in_points_as_its_table_is_even_without_score
     record = StudyRecord.of(study(SEARCH, confirmation=confirmation(*arms)))
     conclusion = answer(home, record)
     assert "Trial 2 is best: 70.2 %. It beats the baseline by 20.0 points [" in conclusion.sentence
-    _, (_, _, against) = results_table(record, conclusion)[1]
-    assert against.startswith("+20.0 points [")
+    _, (_, value, _, against, _) = results_table(record, conclusion, 1)[1]
+    assert (value, against) == ("70.2", "+20.0 *")
 
 
 @pytest.mark.parametrize(
