@@ -52,7 +52,30 @@ def trl(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return logprobs
 
 
-WAYS: dict[str, Way] = {"plain": plain, "plain_with_entropy": plain_with_entropy, "chunked": chunked, "trl": trl}
+def full(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """This project's, with the divergence over the vocabulary from a reference."""
+    from rpg.learner.logprobs import Compared, token_divergences
+
+    compared = Compared("reverse", hidden.detach().roll(1, 0), weight.detach(), None)
+    logprobs, _, state = token_divergences(hidden, weight, targets, compared)
+    return logprobs + state.value
+
+
+def top_k(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """This project's, with the logprobs of 64 further tokens."""
+    from rpg.learner.logprobs import token_logprobs
+
+    return token_logprobs(hidden, weight, targets[:, None] - torch.arange(65, device=targets.device))[0].sum(-1)
+
+
+WAYS: dict[str, Way] = {
+    "plain": plain,
+    "plain_with_entropy": plain_with_entropy,
+    "chunked": chunked,
+    "full": full,
+    "top_k": top_k,
+    "trl": trl,
+}
 
 
 def make_inputs(hidden_size: int, tokens: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,7 +83,7 @@ def make_inputs(hidden_size: int, tokens: int, device: str, dtype: torch.dtype) 
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn((tokens, hidden_size), generator=generator)
     weight = torch.randn((VOCABULARY, hidden_size), generator=generator) / hidden_size**0.5
-    targets = torch.randint(0, VOCABULARY, (tokens,), generator=generator).to(device)
+    targets = torch.randint(64, VOCABULARY, (tokens,), generator=generator).to(device)
     return hidden.to(device, dtype).requires_grad_(), weight.to(device, dtype).requires_grad_(), targets
 
 

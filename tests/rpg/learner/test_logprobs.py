@@ -21,6 +21,7 @@ from rpg.learner.logprobs import (
 )
 from rpg.objectives.distribution import summed
 from specs.schema.objective import Divergence
+from tests.memory import PeakMemory
 from tests.rpg.tiny_run import finish, start
 
 TOKENS, HIDDEN, VOCABULARY = 13, 8, 11
@@ -111,6 +112,20 @@ def test_a_policy_that_is_the_reference_has_neither_divergence_nor_gradient_in_a
     _, _, state = token_divergences(hidden, weight, torch.arange(64), compared, temperature=0.7, chunk=10)
     assert not any(values.any() for values in (state.value, state.reverse, state.forward))
     assert not any(gradient.any() for gradient in torch.autograd.grad(state.value.sum(), (hidden, weight)))
+
+
+@pytest.mark.parametrize(("divergence", "blocks"), [("reverse", 3), ("unnormalized_forward", 3), ("jensen_shannon", 5)])
+def test_a_comparison_holds_as_many_blocks_of_logits_as_the_plan_counts(divergence: Divergence, blocks: int) -> None:
+    """`pipelines.planning.memory` adds one to the two of a policy alone, or three."""
+    generator = torch.Generator().manual_seed(6)
+    shapes = ((64, 8), (20_000, 8), (64, 8), (20_000, 8))
+    hidden, weight, *reference = (torch.randn(shape, generator=generator) for shape in shapes)
+    hidden.requires_grad_()
+    with PeakMemory([hidden, weight, *reference]) as memory:
+        compared = Compared(divergence, *reference, None)
+        logprobs, _, state = token_divergences(hidden, weight, torch.arange(64), compared, chunk=32)
+        (logprobs.sum() + state.value.sum()).backward()
+    assert memory.peak == pytest.approx(blocks * 32 * 20_000 * 4, rel=0.01)
 
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
