@@ -149,9 +149,8 @@ def test_a_dry_run_writes_what_would_go_and_sends_nothing(hub: LocalHub, call: C
     assert call("push", RUN, "--to", "alice/sums", "--dry-run", str(target))[0] == 2
 
 
-def test_the_card_has_the_scores_of_the_pushed_weights_as_a_model_index(
-    hub: LocalHub, call: Call, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("hub")
+def test_the_card_has_the_scores_of_the_pushed_weights_as_a_model_index(call: Call, tmp_path: Path) -> None:
     assert call("push", RUN, "--to", "alice/sums", "--dry-run", str(tmp_path / "card"))[0] == 0
     results = ModelCard.load(tmp_path / "card" / "README.md").data.eval_results
     assert results is not None
