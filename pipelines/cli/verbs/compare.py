@@ -87,21 +87,22 @@ def _by_group(comparison: RunComparison, digits: int | None) -> tuple[list[str],
 
     results: dict[tuple[str, bool], list[tuple[str, Interval, Interval | None, bool]]] = {}
     """(name, whether it is a share) -> (group, value, difference from the first group, whether it differs)"""
-    for outcome in (*comparison.outcomes, *comparison.other_measures):
+    costs = [outcome for cost in comparison.costs for outcome in cost.outcomes]
+    for outcome in (*comparison.outcomes, *costs, *comparison.other_measures):
         row = (outcome.label, outcome.after, outcome.against_first, outcome.differs)
         results.setdefault((f"{outcome.measure} {outcome.dataset}", outcome.is_share), []).append(row)
         if outcome.gain is not None and outcome in comparison.outcomes:
             gain = (outcome.label, outcome.gain, None, False)
             results.setdefault((f"gain {outcome.dataset}", outcome.is_share), []).append(gain)
     for published in comparison.literature:
-        for name, value in (
+        for name, figure in (
             ("last checkpoint, ours", published.last),
             ("last checkpoint, theirs", published.theirs_last),
             (f"best checkpoint, ours ({CHOSEN})", published.best),
             ("best checkpoint, theirs", published.theirs_best),
         ):
-            if value is not None:
-                alone = (published.label, Interval(value, math.nan, math.nan), None, False)
+            if figure is not None:
+                alone = (published.label, Interval(figure, math.nan, math.nan), None, False)
                 results.setdefault((f"{name}, {published.dataset}", True), []).append(alone)
     for measure in comparison.measures:
         of_metric = (measure.label, measure.value, measure.against_first, False)
