@@ -15,10 +15,21 @@ from rpg.control.loops import ClosedLoops
 from rpg.data.chat_template import choose_template
 from rpg.data.loading import encode_prompts, load_problems
 from rpg.data.order import PromptOrder, order_of, seed_of
-from rpg.evaluation.answers import answers
+from rpg.evaluation.answers import answers, drift_responses
+from rpg.evaluation.drift import (
+    DriftSample,
+    LogprobsOf,
+    SampledResponse,
+    drift_samples,
+    keep_responses,
+    kept_responses,
+    response_logprobs,
+)
 from rpg.evaluation.inputs import EvaluationInputs, evaluation_inputs
-from rpg.evaluation.records import Answered
+from rpg.evaluation.records import Evaluated
+from rpg.evaluation.sequences import token_logprobs_of
 from rpg.guards import Guards
+from rpg.learner.adapters import has_adapters, without_adapters
 from rpg.learner.deepspeed import Learner, open_teacher
 from rpg.learner.passes import Passes
 from rpg.pretrained import config_of, context_of, tokenizer_of
@@ -87,13 +98,66 @@ class TrainerComponents:
         if self.sentinel:
             self.sentinel.check(self.sampler, self.learner.probe)
 
-    def evaluate(self) -> list[list[Answered]]:
-        """Returns the sampler's answers to each evaluation problem. All ranks call it while the sampler is idle."""
-        if self.evaluation is None:
-            return []
-        answered = answers(self.spec, self.evaluation, self.tokenizer, self.sampler, self.scorer, self.device)
+    def evaluate(self) -> Evaluated:
+        """Returns the results of the sampler's policy on the evaluation sets. All ranks call it while the sampler is
+        idle."""
+        asked, spec = self.evaluation, self.spec
+        if asked is None:
+            return Evaluated([])
+        answered = answers(spec, asked, self.tokenizer, self.sampler, self.scorer, self.device)
+        drifts = spec.measures_drift and bool(answered)
+        own = drift_responses(spec, asked, self.tokenizer, self.sampler, self.device, answered) if drifts else []
         self.sampler.forget()
-        return answered
+        if not drifts and not asked.unanswered:
+            return Evaluated(answered, [] if spec.measures_drift else None)
+        self.sampler.sleep()
+        logprobs = self._logprobs_by(self.learner.passes)
+        scored = [found for each in asked.unanswered for found in each.scored(logprobs)]
+        drift = self._drift(asked, own) if drifts else None
+        self.give_sampler_weights(self.sampler.policy_version)
+        return Evaluated(answered, drift, scored)
+
+    def sample_before_training(self) -> None:
+        """Stores responses of the policy before training, for the forward drift of later evaluations. All ranks call
+        it before the first step."""
+        if self.evaluation is None or not self.evaluation.problems or not self.spec.measures_drift:
+            return
+        found = drift_responses(self.spec, self.evaluation, self.tokenizer, self.sampler, self.device)
+        self.sampler.forget()
+        keep_responses(self.run, found)
+
+    def _drift(self, asked: EvaluationInputs, own: list[SampledResponse]) -> list[DriftSample]:
+        """Returns the policy's own responses, and those that were sampled before training, with their logprobs under
+        both policies. Some runs have none from before training: those that took their first steps from another."""
+        before = kept_responses(self.run, asked.problems)
+
+        def both(passes: Passes) -> list[list[float]]:
+            return [response_logprobs(each, self._logprobs_by(passes)) for each in (own, before)]
+
+        policy = both(self.learner.passes)
+        with self._initial_passes() as passes:
+            initial = both(passes)
+        reverse = drift_samples(own, "reverse", policy[0], initial[0])
+        return reverse + drift_samples(before, "forward", policy[1], initial[1])
+
+    def _logprobs_by(self, passes: Passes) -> LogprobsOf:
+        most = self.spec.training.microbatch_tokens
+        return lambda sequences: token_logprobs_of(sequences, passes, self.device, most_tokens=most)
+
+    @contextmanager
+    def _initial_passes(self) -> Iterator[Passes]:
+        """Gives, within the block, passes of the policy before training. Its weights are loaded unless the learner has
+        them."""
+        if self.spec.reference.source == "initial" and self.reference:
+            with self.reference.passes(self.learner.passes) as passes:
+                yield passes
+        elif has_adapters(self.learner.model):
+            with without_adapters(self.learner.model), self.learner.passes.choosing_experts():
+                yield self.learner.passes
+        else:
+            base = self.run.path / self.run.inputs()["base"]
+            alone = self.spec.training.model_copy(update={"sequence_parallel_size": 1})
+            yield open_teacher(base, alone, temperature=1.0, device=self.device)
 
     def sentinel_metrics(self) -> dict[str, float]:
         """Returns the distance of this rank's sampler from the learner at the last check, nats. Empty without a

@@ -89,6 +89,8 @@ def _overlap(data: Data) -> list[Issue]:
     for split in SPLITS:
         for index, source in enumerate(getattr(data, split)):
             path = ("data", split, index)
+            if not source.answered:
+                continue
             problems = first_problems(source, data, path, MOST_ROWS + 1) if not source.generated else []
             if not problems or len(problems) > MOST_ROWS:  # unknown, or known only in part
                 if split == "train":
@@ -165,6 +167,8 @@ def _first_rows(experiment: Experiment, split: str, findings: Findings) -> Itera
             problems = first_problems(source, data, path, FIRST_ROWS)
         except SpecError as error:
             findings.errors += error.issues
+            continue
+        if not source.answered:
             continue
         reward = source.reward or experiment.reward
         if issue := next((issue for problem in problems if (issue := reward.objects_to(problem))), None):

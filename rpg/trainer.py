@@ -43,6 +43,7 @@ from rpg.batches.shares import hand_over
 from rpg.batches.step_loss import pass_loss, step_advantages, trained_rewards
 from rpg.components import TrainerComponents
 from rpg.control.learning_rate import learning_rate
+from rpg.evaluation.drift import drift_figures
 from rpg.evaluation.records import scores_by_set
 from rpg.guards import FiredGuard, GuardStoppedError, RollBackRequested
 from rpg.learner.passes import Passes
@@ -119,6 +120,8 @@ class Trainer:
     def train(self, stop: StopAfterStep) -> bool:
         """Trains to the last step. Returns False if it paused or was asked to stop; its state is then saved."""
         with stop.between_steps_only():
+            if self.state.step == 0 and self.evaluates and (self.spec.evaluation.every_steps or self.until):
+                self.components.sample_before_training()
             if self.evaluation_is_due():  # the previous attempt was stopped before it could evaluate
                 self.evaluate()
                 self.recorder.flush()
@@ -490,13 +493,15 @@ class Trainer:
     def evaluate(self) -> None:
         """Makes the sampler, which is idle and holds the policy, answer the evaluation sets. Training is unaffected:
         the answers use their own seeds."""
-        answered = self.components.evaluate()
-        means = self.recorder.evaluation(self.state.step, answered)
+        evaluated = self.components.evaluate()
+        means = self.recorder.evaluation(self.state.step, evaluated)
         self.progress.evaluated(self.state.step, means)
         schedule, every = self.components.schedule, self.spec.evaluation.every_steps
         # An evaluation where training pauses would not be there without the pause.
-        counts = schedule.reads_evaluations and every and self.state.step % every == 0
-        if counts and schedule.after_evaluation(scores_by_set(answered)):
+        counts = every and self.state.step % every == 0
+        if counts:
+            self.components.loops.follow(drift_figures(evaluated.drift or ()))
+        if counts and schedule.reads_evaluations and schedule.after_evaluation(scores_by_set(evaluated.answered)):
             self.move_weights_of_reference()
 
     @property

@@ -40,6 +40,9 @@ class Metric:
     it."""
     tells_outcome: bool = False
     """Whether it describes the trained policy, not the speed; a report compares its last steps between runs."""
+    at_evaluations: bool = False
+    """Whether only evaluated steps have it; its value at the end of training is then the last one, not a mean of last
+    steps."""
     recorded_with: str = ""
     """Key of the spec or engine that it requires; empty if it is always recorded."""
 
@@ -98,6 +101,51 @@ METRICS: tuple[Metric, ...] = (
         guardable=True,
         charted=True,
         tells_outcome=True,
+    ),
+    Metric(
+        name="drift/reverse",
+        title="Drift, KL(policy || policy before training)",
+        meaning="Divergence from the policy before training, whatever the reference: the summed log-ratio of the"
+        " responses that the policy samples to the evaluation sets, over their tokens. At the evaluated steps only.",
+        unit="nats a token",
+        better="lower",
+        least=-math.inf,
+        charted=True,
+        tells_outcome=True,
+        at_evaluations=True,
+        recorded_with="evaluation.drift",
+    ),
+    Metric(
+        name="drift/forward",
+        title="Drift, KL(policy before training || policy)",
+        meaning="The same of the responses that the policy before training sampled.",
+        unit="nats a token",
+        better="lower",
+        least=-math.inf,
+        charted=True,
+        tells_outcome=True,
+        at_evaluations=True,
+        recorded_with="evaluation.drift",
+    ),
+    Metric(
+        name="drift/reverse_response",
+        title="Drift of a whole response, reverse",
+        meaning="`drift/reverse` of a whole response: the mean over the responses.",
+        unit="nats a response",
+        better="lower",
+        least=-math.inf,
+        at_evaluations=True,
+        recorded_with="evaluation.drift",
+    ),
+    Metric(
+        name="drift/forward_response",
+        title="Drift of a whole response, forward",
+        meaning="`drift/forward` of a whole response: the mean over the responses.",
+        unit="nats a response",
+        better="lower",
+        least=-math.inf,
+        at_evaluations=True,
+        recorded_with="evaluation.drift",
     ),
     Metric(
         name="weight/variance",
@@ -665,3 +713,18 @@ def progress_text(values: Mapping[str, float | None]) -> str:
     """
     shown = ((metric.short_name, values.get(metric.name)) for metric in METRICS if metric.short_name)
     return "  ".join(f"{short_name} {value:.4g}" for short_name, value in shown if value is not None)
+
+
+def lower_is_better(measure: str) -> bool:
+    """Whether less of a measure of an evaluation is better: of drift, of bits per byte, of a perplexity.
+
+    Example:
+        >>> [lower_is_better(measure) for measure in ("drift/reverse", "bits_per_byte", "word_perplexity", "accuracy")]
+        [True, True, True, False]
+    """
+    return measure.startswith("drift/") or measure == "bits_per_byte" or measure.endswith("perplexity")
+
+
+def is_share(measure: str) -> bool:
+    """Whether a measure of a set that is not answered is a share between 0 and 1."""
+    return measure in ("accuracy", "acc", "acc_norm")

@@ -167,9 +167,10 @@ class EvaluationRow:
     metric: str
     """mean@k: share of right answers among k responses; pass@k: whether one of k is right; maj@k: whether the answer
     that most of k give is right. score@k: mean score of k responses under a graded reward, the only measure of such a
-    set."""
+    set. accuracy, bits_per_byte: measures of sets that are not answered. drift/reverse, drift/forward: divergence
+    between the policy and the policy before training, nats per token; with _response at the end, per response."""
     value: float
-    """Mean over the problems: a share, 0 to 1, or for score@k a value in the reward's units."""
+    """Mean over the problems: a share, 0 to 1, for score@k a value in the reward's units, for drift nats."""
     ci_low: float
     """Lower end of the value's interval, at the level of `evaluation.confidence`."""
     ci_high: float
@@ -234,6 +235,69 @@ class EvaluationSampleRow:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationScoreRow:
+    """One metric on one item of an evaluation set that is not answered. An item is a question, a piece of text, or a
+    document of an lm-eval task."""
+
+    run_id: str
+    """The run, as in `runs`."""
+    fingerprint: str
+    """Fingerprint of the evaluate stage, as in `evaluations`."""
+    step: Int32
+    """Step of training whose policy was measured. The base model has step 0."""
+    dataset: str
+    """Name of the evaluation set."""
+    metric: str
+    """Metric, as in `evaluations`."""
+    item_id: str
+    """Identity of the item in its set, the same for every policy."""
+    value: float
+    """Value of the metric: of accuracy 1 or 0, of bits_per_byte the item's own bits per byte."""
+    num_bytes: Int32 | None
+    """Bytes of a piece of text, by which bits_per_byte weights it; NULL of other metrics."""
+    text: str
+    """The question, or the piece of text."""
+    response: str | None
+    """The likeliest choice; NULL of a text."""
+    answer: str | None
+    """The right choice; NULL of a text."""
+    attempt: Int32 | None = None
+    """Which start of the trainer measured it, as in `evaluations`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriftSampleRow:
+    """One response under the policy and under the policy before training, by the learner at temperature 1."""
+
+    run_id: str
+    """The run, as in `runs`."""
+    fingerprint: str
+    """Fingerprint of the evaluate stage, as in `evaluations`."""
+    step: Int32
+    """Step of training whose policy was measured."""
+    dataset: str
+    """Name of the evaluation set."""
+    problem_id: str
+    """Content hash of the problem."""
+    sample: Int32
+    """Number of the response to its problem, from 0."""
+    direction: str
+    """reverse: the policy sampled the response; forward: the policy before training did."""
+    logprob: float
+    """Logprob of the response's sampled tokens under the policy, together, nats."""
+    initial_logprob: float
+    """Logprob of these tokens under the policy before training, nats."""
+    num_tokens: Int32
+    """Sampled tokens of the response."""
+    recorded_at: datetime
+    """When it was measured."""
+    attempt: Int32 | None = None
+    """Which start of the trainer measured it, as in `evaluations`."""
+    cluster: str | None = None
+    """Name of the problem's cluster in its set; NULL if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointRow:
     """One saved state of a run."""
 
@@ -280,9 +344,13 @@ TABLES = {
     "turns": TurnRow,
     "evaluations": EvaluationRow,
     "evaluation_samples": EvaluationSampleRow,
+    "evaluation_scores": EvaluationScoreRow,
+    "drift_samples": DriftSampleRow,
     "checkpoints": CheckpointRow,
     "events": EventRow,
 }
 LARGE_TABLES = ("rollouts", "tokens", "turns")
 """Tables that make up most of a record. Each rank writes a share of them. From a remote record they are fetched only on
 request."""
+EVALUATED = ("evaluations", "evaluation_samples", "evaluation_scores", "drift_samples")
+"""Tables that the evaluate stage writes; the trainer writes all of them."""

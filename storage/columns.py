@@ -13,10 +13,8 @@ if TYPE_CHECKING:
 
 NATIVE = ("events", "checkpoints", "evaluations")
 """Tables whose rows are copied into the DuckDB file."""
-PARQUET = ("metrics", "rollouts", "tokens", "turns", "evaluation_samples")
+PARQUET = ("metrics", "rollouts", "tokens", "turns", "evaluation_samples", "evaluation_scores", "drift_samples")
 """Tables whose rows stay in their segments: millions of them, or long texts."""
-EVALUATED = ("evaluations", "evaluation_samples")
-"""Tables that the evaluate stage writes; the trainer writes all of them."""
 
 _TYPES: dict[Any, str] = {
     int: "BIGINT",

@@ -12,6 +12,8 @@ TABLES = (
     "turns",
     "evaluations",
     "evaluation_samples",
+    "evaluation_scores",
+    "drift_samples",
     "checkpoints",
     "events",
     "stages",

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specs.documents.names import is_readable_name
-from specs.records import TABLES
+from specs.records import EVALUATED, TABLES
 from specs.segment_names import SegmentName, parse_segment_name
-from storage.columns import EVALUATED
 
 _FINGERPRINT = re.compile(r"[0-9a-f]+")
 

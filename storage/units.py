@@ -18,9 +18,8 @@ import duckdb
 from specs.documents.names import is_readable_name
 from specs.documents.reading import read_document
 from specs.machine.liveness import FINAL, is_dead
-from specs.records import TABLES
+from specs.records import EVALUATED, TABLES
 from storage.catalogue import Documents, Rows, read_unit
-from storage.columns import EVALUATED
 from storage.database import quoted_list
 from storage.segments import BadSegmentError, Segment, entries, run_segments
 

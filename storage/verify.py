@@ -26,6 +26,8 @@ _ANSWERS = {
     "checkpoints": "the list of checkpoints is not whole; the checkpoints themselves are",
     "evaluations": "accuracies in runs, compare, report and leaderboard are not of the steps that they seem to be of",
     "evaluation_samples": "intervals of compare and report lack these problems",
+    "evaluation_scores": "retention in compare and report lacks these items",
+    "drift_samples": "drift in compare and report lacks these problems",
 }
 """Table -> effect of a lost segment."""
 _OTHER_DOCUMENTS = ("experiments/*/*.json", "studies/*/study.json", "artifacts/*/[!.]*/manifest.json")

@@ -1,7 +1,9 @@
 """A run's model as a repository on a Hub: its weights, a card that describes them, and the spec that made them."""
 
+import math
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,9 +16,12 @@ from specs.machine.files import files_under, read_json
 from specs.machine.manifests import find_damage
 from specs.records import EVALUATION
 from specs.schema.data import Source
+from storage import Store
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
+    from huggingface_hub import EvalResult, HfApi
+
+    from specs.schema.experiment import Experiment
 
 _DENIED = (401, 403)
 _OF_AN_EMPTY_REPOSITORY = {".gitattributes"}
@@ -52,6 +57,8 @@ class Model:
     """A directory that transformers loads."""
     base_license: str
     """License of the base model, as its card states; empty if unknown."""
+    scores: tuple[tuple[str, str, float, float, float], ...] = ()
+    """Dataset, metric, value and ends of the interval of each measure of these weights."""
 
     def texts(self, repo: str) -> dict[str, str]:
         """Returns the files beside the weights, by name: card, spec and certificate.
@@ -78,7 +85,7 @@ class Model:
     def _card(self, repo: str) -> str:
         from huggingface_hub import ModelCardData
 
-        spec = self.account.run.spec
+        spec, title = self.account.run.spec, repo.rpartition("/")[2]
         has_adapter = (self.weights / "adapter").is_dir()
         base = _hub_id(spec.model.path) if spec.model.source == "pretrained" else ""
         datasets = list(dict.fromkeys(id for source in spec.data.train if (id := _hub_id(_dataset(source)))))
@@ -95,8 +102,10 @@ class Model:
             ],
             datasets=datasets or None,
             license=self.base_license or None,
+            model_name=title,
+            eval_results=_results(spec, self.scores) or None,
         )
-        text = render("card.md", self.account, title=repo.rpartition("/")[2], repo=repo, has_adapter=has_adapter)
+        text = render("card.md", self.account, title=title, repo=repo, has_adapter=has_adapter)
         return f"---\n{data.to_yaml()}\n---\n\n{text}"
 
 
@@ -121,7 +130,37 @@ def model_of(home: Home, run_id: str, checkpoint: str) -> Model:
     of_step = {name: entry for name, entry in recorded.items() if name.startswith(f"weights/{weights.name}/")}
     if damage := find_damage(directory, of_step):
         raise PushError(f"{run_id} is damaged and is not pushed: {damage}")
-    return Model(account_of(home, run_id, step=step), weights, _license(home, run_id))
+    return Model(account_of(home, run_id, step=step), weights, _license(home, run_id), _scores(home, run_id, step))
+
+
+def _scores(home: Home, run_id: str, step: int) -> tuple[tuple[str, str, float, float, float], ...]:
+    query = "SELECT dataset, metric, value, ci_low, ci_high FROM evaluations WHERE run_id = ? AND step = ? ORDER BY ALL"
+    with Store.open(home.root) as store:
+        return tuple(store.query(query, [run_id, step]).rows)
+
+
+def _results(spec: "Experiment", scores: Sequence[tuple[str, str, float, float, float]]) -> "list[EvalResult]":
+    """Returns scores as entries of a card's `model-index`, each with its interval if it is known."""
+    from huggingface_hub import EvalResult
+
+    found, sources = [], {source.name: source for source in spec.data.evaluation}
+    for dataset, metric, value, low, high in scores:
+        source = sources.get(dataset)
+        kind = metric.partition("@")[0]
+        ends = {"ci_low": low, "ci_high": high, "confidence": spec.evaluation.confidence}
+        if math.isfinite(value):
+            found.append(
+                EvalResult(
+                    task_type="text-generation",
+                    dataset_type=(_hub_id(_dataset(source)) if source else "") or dataset,
+                    dataset_name=dataset,
+                    metric_type="accuracy" if kind == "mean" else metric,
+                    metric_name=metric,
+                    metric_value=value,
+                    metric_args=ends if math.isfinite(low) and math.isfinite(high) else None,
+                )
+            )
+    return found
 
 
 def check_name(repo: str) -> None:

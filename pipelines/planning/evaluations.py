@@ -24,10 +24,11 @@ def evaluated_on_the_way(experiment: Experiment, end: int) -> int:
 
 
 def evaluation_problems(experiment: Experiment) -> int | None:
-    """Returns the number of problems of all evaluation sets. None if a set's size is unknown before it is read."""
+    """Returns the number of problems that the policy answers in all evaluation sets. None if a set's size is unknown
+    before it is read."""
     chosen, total = experiment.evaluation.datasets, 0
     for source in experiment.data.evaluation:
-        if chosen and source.name not in chosen:
+        if not source.answered or (chosen and source.name not in chosen):
             continue
         sizes = [size for size in (source.limit, getattr(source, "size", 0)) if size]
         if not sizes:

@@ -16,6 +16,7 @@ from pipelines.report.answer import (
     headline,
     outcomes_of,
 )
+from pipelines.report.answer.costs import costs_of
 from pipelines.report.answer.whole import incomplete
 from pipelines.report.diagnosis import DIAGNOSED, findings_over, not_scored, nothing_to_learn
 from pipelines.report.endings import FinalMetric, LiteratureComparison, compare_with_literature, final_metrics, notes_of
@@ -39,6 +40,8 @@ class RunComparison:
     """Accuracy on the evaluation sets."""
     other_measures: tuple[Outcome, ...]
     """pass@k and maj@k on the evaluation sets."""
+    costs: tuple[Answer, ...]
+    """Conclusions on drift, and on each set that is not answered."""
     literature: tuple[LiteratureComparison, ...]
     """Accuracies beside published ones."""
     measures: tuple[FinalMetric, ...]
@@ -66,6 +69,10 @@ class RunComparison:
             "verdicts": [answer.to_json() for answer in self.answers],
             "accuracy": [asdict(outcome) for outcome in self.outcomes],
             "measures": [asdict(outcome) for outcome in self.other_measures],
+            "costs": [
+                {"measure": cost.measure, **cost.to_json(), "outcomes": [asdict(outcome) for outcome in cost.outcomes]}
+                for cost in self.costs
+            ],
             "literature": [asdict(figure) for figure in self.literature],
             "metrics": [asdict(measure) for measure in self.measures],
             "notes": list(self.notes),
@@ -85,6 +92,7 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
     with Store.open(home.root) as store:
         found = answers_of(home, store, groups, [name for name in names if is_experiment(home, name)])
         others = answers_of_other_measures(store, groups, found, confidence=confidence)
+        costs = costs_of(store, groups, confidence=confidence)
         literature = compare_with_literature(home, store, groups)
         curves = evidence.metric_curves(store, run_ids, DIAGNOSED)
         failed = not_scored(store, groups)
@@ -104,6 +112,7 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
         answers=tuple(found),
         outcomes=tuple(outcomes_of(found)),
         other_measures=tuple(outcomes_of(others)),
+        costs=tuple(costs),
         literature=tuple(literature),
         measures=tuple(metrics),
         notes=tuple(note for note in notes if note),

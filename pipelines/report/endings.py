@@ -54,7 +54,9 @@ def final_metrics(groups: Sequence[Group], curves: Curves, *, confidence: float 
         first: list[float] = []
         for group in groups:
             figures = [
-                _last_mean(curves[metric][run_id]) for run_id in group.run_ids if run_id in curves.get(metric, {})
+                _last_mean(curves[metric][run_id], charted)
+                for run_id in group.run_ids
+                if run_id in curves.get(metric, {})
             ]
             figures = [figure for figure in figures if math.isfinite(figure)]
             if figures:
@@ -73,8 +75,8 @@ def _over_seeds(figures: Sequence[float], metric: Metric, confidence: float) -> 
     return interval.within(metric.least, metric.most)
 
 
-def _last_mean(curve: Curve) -> float:
-    values = curve[-LAST_STEPS:, 1]
+def _last_mean(curve: Curve, metric: Metric) -> float:
+    values = curve[-1 if metric.at_evaluations else -LAST_STEPS :, 1]
     values = values[np.isfinite(values)]
     return float(values.mean()) if values.size else math.nan
 

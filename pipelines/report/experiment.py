@@ -24,6 +24,7 @@ from pipelines.report.answer import (
     only_these_weights,
     outcomes_of,
 )
+from pipelines.report.answer.costs import costs_of, frontier_charts
 from pipelines.report.answer.whole import whole_answer
 from pipelines.report.charts import Chart
 from pipelines.report.curves import accuracy_curves, learning_curves, most_points
@@ -83,6 +84,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         found = answers_of(home, store, groups, [name] if kind == "experiment" else [], evaluated, graded)
         results = outcomes_of(found)
         others = answers_of_other_measures(store, groups, found, confidence=confidence) if len(runs) > 1 else []
+        costs = costs_of(store, groups, confidence=confidence)
         curves = evidence.metric_curves(store, run_ids, DIAGNOSED)
         drawn = drawn_groups(groups, results)
         marks = step_marks(store, drawn, curves)
@@ -121,6 +123,8 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         as_is=not any(run.trains for run in runs),
         outcomes=[result for result in results if result.label in {group.label for group in colored}],
         all_outcomes=Listed.of(results, 200) if len(colored) < len(groups) else None,
+        costs=costs,
+        frontiers=frontier_charts(found, costs, drawn),
         literature=literature,
         chosen=CHOSEN,
         literature_notes=notes_of(literature),

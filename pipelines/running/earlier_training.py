@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pipelines.home.results import filling, publish
 from pipelines.planning.plan import StagePlan
 from pipelines.running.sinks import SINK_FAILED
-from rpg.recording.run_directory import accuracies_in, best_step
+from rpg.recording.run_directory import INITIAL_RESPONSES, accuracies_in, best_step
 from specs.machine.files import files_under, read_json, sync, write_json
 from specs.segment_names import DigestedFile
 from storage.catalogue import FREED
@@ -31,6 +31,7 @@ _ORDER = (
     "segments",
     FREED,
     "evaluated.json",
+    INITIAL_RESPONSES,
     "guards.json",
     "certificate.json",
     "progress.json",
@@ -111,6 +112,8 @@ def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path
         write_json(aside / "attempts" / path.name, read_json(path) | {"lease": 0})
     if noted:
         write_json(aside / "evaluated.json", noted | {"evaluation": evaluate.fingerprint})
+    if (sampled := read_json(source / INITIAL_RESPONSES)) and sampled["evaluation"] in measured:
+        write_json(aside / INITIAL_RESPONSES, sampled | {"evaluation": evaluate.fingerprint})
     for name in ("guards.json", FREED, *(("certificate.json", "progress.json", "train.json") if whole else ())):
         if (source / name).is_file():
             write_json(aside / name, read_json(source / name), allow_nan=True)

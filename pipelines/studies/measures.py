@@ -1,14 +1,16 @@
 """Measures of a trial's runs: a goal's measure over the seeds, constraints, and costs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipelines.home.home import Home
+from pipelines.report.answer.costs import measured_by
 from pipelines.report.evidence import accuracies, clusters, load_run, other_measures
 from pipelines.report.statistics import Interval, mean_interval, seed_mean
 from pipelines.studies.trials import Score
+from specs.metrics import BY_NAME, is_share
 from specs.reading.recorded import recorded_spec
-from specs.rules.study import EVALUATED
+from specs.rules.study import EVALUATED, is_evaluated
 from specs.schema.study import Goal, Study, measure_label
 from storage import Store
 
@@ -34,8 +36,7 @@ def score(
         step: the checkpoint's step; 0 means the last one.
         dataset: another evaluation set than the goal's.
     """
-    evaluated = EVALUATED.fullmatch(goal.metric) is not None
-    if evaluated:
+    if is_evaluated(goal):
         interval, by_seed = _evaluated(store, home, goal, dataset or goal.dataset, run_ids, step, confidence)
     else:
         by_seed = _trained(store, goal.metric, run_ids, step)
@@ -86,8 +87,11 @@ def _evaluated(
     ).rows
     if {row[0] for row in rows} != set(run_ids):
         return None, []
+    scores: Mapping[str, Mapping[int, Mapping[str, float]]]
     if kind:
         scores = accuracies(store, run_ids)[dataset]
+    elif not EVALUATED.fullmatch(goal.metric):
+        scores = measured_by(store, run_ids, goal.metric, dataset)
     else:
         runs = [load_run(home, run_id) for run_id in run_ids]
         scores = other_measures(store, runs, {row[1] for row in rows})[goal.metric][dataset]
@@ -96,16 +100,19 @@ def _evaluated(
     shared = clusters(store, run_ids).get(dataset)
     labels = [shared.get(problem, problem) for problem in problems] if shared else None
     table = [[run[problem] for problem in problems] for run in of_runs]
-    shares = False if kind == "score@" else None
+    answered = EVALUATED.fullmatch(goal.metric)
+    shares = False if kind == "score@" or not (answered or is_share(goal.metric)) else None
     return mean_interval(table, confidence=confidence, clusters=labels, shares=shares), [sum(r) / len(r) for r in table]
 
 
 def _trained(store: Store, metric: str, run_ids: Sequence[str], step: int) -> list[float]:
-    """Returns the mean of the metric over each run's last steps; empty if a run has none."""
+    """Returns the mean of the metric over each run's last steps, or its value at the last evaluated one; empty if a run
+    has none."""
+    last = 1 if BY_NAME[metric].at_evaluations else LAST_STEPS
     rows = store.query(
         "SELECT run_id, avg(value) FROM (SELECT run_id, value FROM metrics "
         "WHERE list_contains(?, run_id) AND name = ? AND (? = 0 OR step <= ?) "
-        f"QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY step DESC) <= {LAST_STEPS}) GROUP BY run_id",
+        f"QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY step DESC) <= {last}) GROUP BY run_id",
         [list(run_ids), metric, step, step],
     ).rows
     return [row[1] for row in rows] if {row[0] for row in rows} == set(run_ids) else []

@@ -14,11 +14,12 @@ from rpg.data import metadata
 from rpg.data.overlap import Questions, Words, without_instruction, words_of
 from rpg.data.problems import SourceProblem, StagedProblem, text_of
 from rpg.data.prompts import check_template, staged
+from rpg.data.unanswered import Item, item_of, write_items
 from specs.documents.strict_json import half_character
 from specs.errors import Issue, Path, SpecError
 from specs.machine.files import files_under
 from specs.machine.foreign.tables import allowed_memory, within_memory
-from specs.schema.data import Data, Source
+from specs.schema.data import Data, Source, TemplatePrompt
 
 SPLITS = ("train", "evaluation")
 SCHEMA = pa.schema([(name, pa.string()) for name in ("problem_id", "prompt", "answer", "dataset", "metadata")])
@@ -56,10 +57,16 @@ def stage(data: Data, out: FilePath) -> None:
     """
     check_template(data.prompt.template)
     sets = {
-        split: [_read_set(source, data, ("data", split, index)) for index, source in enumerate(getattr(data, split))]
+        split: [
+            _read_set(source, data, ("data", split, index))
+            for index, source in enumerate(getattr(data, split))
+            if source.answered
+        ]
         for split in SPLITS
     }
     _check_names(sets["evaluation"])
+    unanswered = [(index, source) for index, source in enumerate(data.evaluation) if not source.answered]
+    write_items([item for index, source in unanswered for item in _read_items(source, index)], out)
     _separate(sets["train"], sets["evaluation"], drop=data.overlap == "drop")
     for split in SPLITS:
         _write(list(itertools.chain.from_iterable(each.problems for each in sets[split])), out / f"{split}.parquet")
@@ -93,6 +100,18 @@ def _read_set(source: Source, data: Data, path: Path) -> StagedSet:
     return result
 
 
+def _read_items(source: Source, index: int) -> list[Item]:
+    """Returns the items of an evaluation set that is not answered. Raises SpecError if it has none."""
+    path: Path = ("data", "evaluation", index)
+    problems = _read(source, source.read(), path)
+    kept = itertools.islice(problems, source.limit) if source.limit else problems
+    items = [item_of(problem, source.source, number) for number, problem in enumerate(kept)]
+    if not items:
+        raise _no_problems(source, path)
+    print(f"{'.'.join(map(str, path))}: {len(items)} items of {items[0].dataset}", flush=True)
+    return items
+
+
 def _no_problems(source: Source, path: Path) -> SpecError:
     return SpecError(Issue("the set holds no problems", path=path, given=getattr(source, "path", "")))
 
@@ -104,7 +123,8 @@ def first_problems(source: Source, data: Data, path: Path, count: int) -> list[S
         path: the set's path in the spec.
     """
     wanted = min(count, source.limit or count)
-    problems = [staged(problem, data.prompt) for problem in _read(source, source.peek(wanted), path)]
+    prompt = data.prompt if source.answered else TemplatePrompt()
+    problems = [staged(problem, prompt) for problem in _read(source, source.peek(wanted), path)]
     if not problems and type(source).peek is Source.peek:  # other sources return none if reading is slow
         raise _no_problems(source, path)
     return problems

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from rpg.evaluation.policies import evaluating_ranks, policies_answers
+from rpg.evaluation.policies import evaluating_ranks, policies_results
 from rpg.evaluation.records import Recorder
 from rpg.evaluation.results import ConcurrentResults, MeasuredPolicy, digests_of
 from rpg.processes import ranks
@@ -77,7 +77,7 @@ def evaluate_exported(
         start = time.monotonic()
         place = Place.of_run(inputs["run"], device.type)
         missing = [policy for policy in policies if policy.step not in known]
-        for policy, answered in policies_answers(missing, spec, inputs, device, place=place):
+        for policy, evaluated in policies_results(missing, spec, inputs, device, place=place):
             if not first:
                 continue
             step = policy.step
@@ -85,7 +85,7 @@ def evaluate_exported(
             shutil.rmtree(aside, ignore_errors=True)
             writer = SegmentWriter(aside, run_id, attempt=1)
             recorder = Recorder(writer, spec.evaluation, run_id, fingerprint, worst=spec.worst_at)
-            summary = recorder.record(step, answered)
+            summary = recorder.record(step, evaluated)
             recorder.writer.flush()
             fence.check()
             if by_step[step].inode != inodes[step]:

@@ -1,11 +1,14 @@
 """Loads an evaluation's problems and checks that they fit the model. Cheap enough to do before training."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rpg.data.loading import encode_prompts, load_problems
+from rpg.data.unanswered import load_items
+from rpg.evaluation.likelihood import TokenizedSet, tokenized_sets
+from rpg.evaluation.lm_tasks import TaskSet
 from rpg.pretrained import config_of, context_of
 from rpg.types import Problem
 from specs import errors
@@ -17,12 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationInputs:
-    """The problems of the chosen sets, with prompts as the model sees them."""
+    """The problems of the chosen sets, with prompts as the model sees them, and the sets that are not answered."""
 
     problems: list[Problem]
     prompts: list[list[int]]
     """Token ids of each problem's prompt."""
     max_response_length: int
+    unanswered: list[TokenizedSet | TaskSet] = field(default_factory=list)
+    """The chosen sets that are not answered."""
+
+    @property
+    def exist(self) -> bool:
+        """Whether there is anything to evaluate."""
+        return bool(self.problems or self.unanswered)
 
     @property
     def max_length(self) -> int:
@@ -44,30 +54,40 @@ def evaluation_inputs(
     Raises:
         SpecError: a set is missing, a prompt is longer than max_prompt_length, or the context is too short.
     """
-    problems = _of_chosen_sets(
-        load_problems(data_dir, "evaluation", tokenizer, spec.data, spec.rollout.rollouter.shown_tools), spec
-    )
+    problems = load_problems(data_dir, "evaluation", tokenizer, spec.data, spec.rollout.rollouter.shown_tools)
+    items = load_items(data_dir)
+    wanted = _chosen_sets(spec, {each.dataset for each in problems} | {each.dataset for each in items})
+    problems = [problem for problem in problems if problem.dataset in wanted]
     prompts = encode_prompts(tokenizer, [problem.prompt for problem in problems], spec.data)
     response = spec.evaluation.max_response_length or spec.rollout.max_response_length
-    inputs = EvaluationInputs(problems, prompts, response)
+    chosen = [item for item in items if item.dataset in wanted]
+    context = context_of(config_of(base_dir))
+    unanswered: list[TokenizedSet | TaskSet] = [
+        *tokenized_sets([item for item in chosen if item.kind != "lm_eval"], tokenizer, context),
+        *(
+            TaskSet(item, tokenizer, context or 0, spec.evaluation.confidence)
+            for item in chosen
+            if item.kind == "lm_eval"
+        ),
+    ]
+    inputs = EvaluationInputs(problems, prompts, response, unanswered)
     _check_context(spec, base_dir, inputs)
     return inputs
 
 
-def _of_chosen_sets(problems: list[Problem], spec: Experiment) -> list[Problem]:
-    there = sorted({problem.dataset for problem in problems})
-    wanted = spec.evaluation.datasets
-    unknown = [name for name in wanted if name not in there]
+def _chosen_sets(spec: Experiment, there: Collection[str]) -> Collection[str]:
+    """Returns the names of the sets to evaluate."""
+    unknown = [name for name in spec.evaluation.datasets if name not in there]
     if unknown:
         raise errors.SpecError(
             errors.Issue(
                 "no such evaluation set",
                 path=("evaluation", "datasets"),
                 given=", ".join(unknown),
-                allowed=", ".join(there),
+                allowed=", ".join(sorted(there)),
             )
         )
-    return [problem for problem in problems if not wanted or problem.dataset in wanted]
+    return spec.evaluation.datasets or there
 
 
 def _check_context(spec: Experiment, base_dir: Path, inputs: EvaluationInputs) -> None:

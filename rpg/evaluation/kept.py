@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rpg.evaluation.records import Answered
 from rpg.evaluation.results import MeasuredPolicy
+from rpg.evaluation.sequences import decode_sequences
 from rpg.rewards import Score
 from rpg.types import Problem, RecordedTurn
 from specs.machine.files import read_json, write_json
@@ -43,6 +44,7 @@ class KeptAnswers:
                 | {
                     "score": Score(**fields["score"]),
                     "turns": tuple(RecordedTurn(**turn) for turn in fields.get("turns", ())),
+                    "sequences": decode_sequences(fields.get("sequences", ())),
                 },
             )
             for index, fields in enumerate(kept)
@@ -57,6 +59,7 @@ class KeptAnswers:
                 "finish_reason": each.finish_reason,
                 "score": asdict(each.score),
                 "turns": [asdict(turn) for turn in each.turns],
+                "sequences": [[sequence.token_ids, sequence.scored] for sequence in each.sequences],
             }
             for each in answered
         ]

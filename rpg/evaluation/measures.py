@@ -156,3 +156,19 @@ def _majority(correct: NDArray[np.bool_], votes: Sequence[Hashable | None], subs
     winners = (counts == most) & (most > 0)
     shares = (winners * rightness).sum(axis=1) / np.maximum(winners.sum(axis=1), 1)
     return float(shares.mean())
+
+
+def ratio_values(totals: PerProblem, sizes: PerProblem) -> PerProblem:
+    """Returns a value for each problem whose mean is the sum of the totals over the sum of the sizes, and whose spread
+    gives the interval of that ratio (the delta method). [problems]
+
+    Args:
+        totals: such as nats, or bits. [problems]
+        sizes: such as tokens, or bytes. [problems]
+    Example: 3 nats over 6 tokens are half a nat a token, with both problems.
+        >>> ratio_values(np.array([1.0, 2.0]), np.array([2.0, 4.0])).tolist()
+        [0.5, 0.5]
+    """
+    ratio = totals.sum() / sizes.sum()
+    values: PerProblem = ratio + (totals - ratio * sizes) / sizes.mean()
+    return values

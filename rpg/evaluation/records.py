@@ -3,18 +3,22 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from rpg.control.plateau import SetScores
+from rpg.evaluation.drift import DriftSample, drift_measures, no_drift
+from rpg.evaluation.likelihood import ScoredItem, ScoredSet
 from rpg.evaluation.measures import EvaluationMeasure, mean_at_k, measures, score_measure
+from rpg.evaluation.sequences import TokenSequence
 from rpg.messages import message
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import Score
 from rpg.statistics.variance import THESE_WEIGHTS
 from rpg.types import FinishReason, Problem, RecordedTurn
-from specs.records import EvaluationRow, EvaluationSampleRow, Int32
+from specs.records import DriftSampleRow, EvaluationRow, EvaluationSampleRow, EvaluationScoreRow, Int32
 from specs.schema.evaluation import Evaluation
 
 
@@ -33,6 +37,20 @@ class Answered:
     score: Score
     turns: tuple[RecordedTurn, ...] = ()
     """Turns of the response; empty if no environment gives turns."""
+    sequences: tuple[TokenSequence, ...] = ()
+    """Tokens of the response after their contexts; empty if nothing is measured on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The results of one policy."""
+
+    answered: Sequence[list[Answered]]
+    """Answers to each problem."""
+    drift: Sequence[DriftSample] | None = None
+    """Responses with which drift was measured; empty for the policy before training; None if it was not measured."""
+    unanswered: Sequence[ScoredSet] = ()
+    """Scores of the sets that are not answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +67,40 @@ class Recorder:
     """Returns the least value of a set's reward, by the set's path in the spec; None if the reward is not graded or has
     no bound."""
 
-    def record(self, step: int, answered: Sequence[list[Answered]]) -> list[dict[str, Any]]:
-        """Records one policy's answers, a list per problem, and returns its part of the summary, set by set."""
+    def record(self, step: int, evaluated: Evaluated) -> list[dict[str, Any]]:
+        """Records one policy's results, and returns its part of the summary, set by set."""
         summary: list[dict[str, Any]] = []
+        answered, drift, at = evaluated.answered, evaluated.drift, datetime.now(UTC)
+        self.writer.rows(self._drift_sample(step, each, at) for each in drift or ())
         for dataset in dict.fromkeys(group[0].problem.dataset for group in answered):
             groups = [group for group in answered if group[0].problem.dataset == dataset]
             problems = [group[0].problem for group in groups]
             measured, means = self._measures(groups, clusters_of(groups))
+            if drift is not None:
+                of_set = [each for each in drift if each.problem.dataset == dataset]
+                named = any(each.cluster for each in problems)
+                confidence = self.spec.confidence
+                measured += drift_measures(of_set, confidence=confidence, clusters=named) if drift else no_drift()
             self.writer.rows(self._sample(step, each) for group in groups for each in group)
             worst = self.worst(problems[0].source)
             self.writer.rows(self._measure(step, dataset, len(groups), each, worst) for each in measured)
             summary.append(_summary(step, dataset, groups, measured, means))
             first = measured[0]
-            interval = f"[{first.ci_low:.4f}, {first.ci_high:.4f}] ({THESE_WEIGHTS})"
-            print(f"step {step}, {dataset}: {first.metric} {first.value:.4f} {interval}")
-        return summary
+            _print(step, dataset, first)
+        return summary + [self._unanswered(step, each) for each in evaluated.unanswered]
+
+    def _unanswered(self, step: int, scored: ScoredSet) -> dict[str, Any]:
+        """Records a set that is not answered, and returns its part of the summary."""
+        measured = scored.measure(self.spec.confidence)
+        self.writer.rows(self._score(step, scored, each) for each in scored.items)
+        self.writer.rows([self._measure(step, scored.dataset, scored.size, measured, None, samples=1)])
+        _print(step, scored.dataset, measured)
+        return {
+            "step": step,
+            "dataset": scored.dataset,
+            "num_problems": scored.size,
+            "metrics": _values([measured]),
+        }
 
     def _measures(
         self, groups: Sequence[list[Answered]], clusters: Sequence[object] | None
@@ -80,7 +117,13 @@ class Recorder:
         return measured, mean_at_k(correct).tolist()
 
     def _measure(
-        self, step: int, dataset: str, num_problems: int, measure: EvaluationMeasure, worst: float | None
+        self,
+        step: int,
+        dataset: str,
+        num_problems: int,
+        measure: EvaluationMeasure,
+        worst: float | None,
+        samples: int = 0,
     ) -> EvaluationRow:
         return EvaluationRow(
             run_id=self.run_id,
@@ -89,9 +132,42 @@ class Recorder:
             dataset=dataset,
             **asdict(measure),
             num_problems=Int32(num_problems),
-            samples_per_problem=Int32(self.spec.samples_per_problem),
+            samples_per_problem=Int32(samples or self.spec.samples_per_problem),
             attempt=self.attempt,
             worst=worst if measure.metric.startswith("score@") else None,
+        )
+
+    def _score(self, step: int, scored: ScoredSet, item: ScoredItem) -> EvaluationScoreRow:
+        return EvaluationScoreRow(
+            run_id=self.run_id,
+            fingerprint=self.fingerprint,
+            step=Int32(step),
+            dataset=scored.dataset,
+            metric=scored.metric,
+            item_id=item.item_id,
+            value=item.value,
+            num_bytes=None if item.num_bytes is None else Int32(item.num_bytes),
+            text=item.text,
+            response=item.response,
+            answer=item.answer,
+            attempt=self.attempt,
+        )
+
+    def _drift_sample(self, step: int, sample: DriftSample, at: datetime) -> DriftSampleRow:
+        return DriftSampleRow(
+            run_id=self.run_id,
+            fingerprint=self.fingerprint,
+            step=Int32(step),
+            dataset=sample.problem.dataset,
+            problem_id=sample.problem.problem_id,
+            sample=Int32(sample.sample),
+            direction=sample.direction,
+            logprob=sample.logprob,
+            initial_logprob=sample.initial_logprob,
+            num_tokens=Int32(sample.num_tokens),
+            recorded_at=at,
+            attempt=self.attempt,
+            cluster=sample.problem.cluster or None,
         )
 
     def _sample(self, step: int, answered: Answered) -> EvaluationSampleRow:
@@ -165,11 +241,18 @@ def _summary(
         "dataset": dataset,
         "num_problems": len(groups),
         "samples_per_problem": len(groups[0]),
-        "metrics": {
-            each.metric: {"value": each.value, "ci_low": each.ci_low, "ci_high": each.ci_high} for each in measured
-        },
+        "metrics": _values(measured),
         "response_length_mean": sum(each.num_tokens for each in responses) / len(responses),
         "truncated_fraction": sum(each.finish_reason == "length" for each in responses) / len(responses),
         "scorer_failures": sum(each.score.error is not None for each in responses),
         "problems": {group[0].problem.problem_id: mean for group, mean in zip(groups, means, strict=True)},
     }
+
+
+def _values(measured: Sequence[EvaluationMeasure]) -> dict[str, dict[str, float]]:
+    return {each.metric: {"value": each.value, "ci_low": each.ci_low, "ci_high": each.ci_high} for each in measured}
+
+
+def _print(step: int, dataset: str, measure: EvaluationMeasure) -> None:
+    interval = f"[{measure.ci_low:.4f}, {measure.ci_high:.4f}] ({THESE_WEIGHTS})"
+    print(f"step {step}, {dataset}: {measure.metric} {measure.value:.4f} {interval}")

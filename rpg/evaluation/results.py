@@ -18,10 +18,10 @@ from rpg.messages import message
 from rpg.recording.segments import SegmentWriter
 from specs.machine.files import digest, files_under, publish_directory, read_json, write_json
 from specs.machine.manifests import NOTES, find_damage, list_files
-from specs.records import TABLES
+from specs.records import EVALUATED, TABLES
 
 _SUMMARY = "result.json"
-_TABLES = ("evaluations", "evaluation_samples")
+_TABLES = EVALUATED
 
 
 @message

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rpg.evaluation.policies import evaluating_ranks, policies_answers
+from rpg.evaluation.policies import evaluating_ranks, policies_results
 from rpg.evaluation.records import Recorder
 from rpg.evaluation.results import ConcurrentResults, MeasuredPolicy
 from rpg.processes import ranks
@@ -54,9 +54,9 @@ def evaluate(
         missing = [policy for policy in policies if policy.step not in summaries]
         kept_here = kept / fingerprint[:16] if kept else None
         place = Place.of_run(kept.parent, device.type) if kept else None
-        for policy, answered in policies_answers(missing, spec, inputs, device, kept_here, place):
+        for policy, evaluated in policies_results(missing, spec, inputs, device, kept_here, place):
             if first:
-                summaries[policy.step] = recorder.record(policy.step, answered)
+                summaries[policy.step] = recorder.record(policy.step, evaluated)
                 recorder.writer.flush()
                 print(f"step {policy.step}: done in {time.monotonic() - start:.1f} s", flush=True)
             start = time.monotonic()

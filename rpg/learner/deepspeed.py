@@ -19,8 +19,8 @@ from rpg.learner.adapters import save_adapter, whole_weights
 from rpg.learner.deepspeed_inside import ask_torch_for_memory, show_shards
 from rpg.learner.kernels import kernels_for
 from rpg.learner.offloading import UpdateState
-from rpg.learner.passes import Passes
-from rpg.learner.policy import Policy, attention_share, load_model
+from rpg.learner.passes import Passes, frozen_passes
+from rpg.learner.policy import Policy, attention_share, frozen_model, load_model
 from rpg.learner.schedule_free import ScheduleFreeAdamW
 from rpg.learner.sharded_loading import shard
 from rpg.pretrained import config_of
@@ -342,11 +342,10 @@ def open_teacher(weights_dir: Path, training: Training, *, temperature: float, d
     Raises:
         SpecError: ranks cannot share this model's sequences, or the model scales its logits.
     """
-    frozen = training.model_copy(update={"lora": None, "gradient_checkpointing": False, "kernels": "torch"})
-    model = load_model(weights_dir, frozen).requires_grad_(False)
-    policy: Any = Policy(model, temperature=temperature)
     if training.zero_stage < 3:
-        return Passes(policy.to(device), model.config, training, device)
+        return frozen_passes(weights_dir, training, temperature=temperature, device=device)
+    model = frozen_model(weights_dir, training)
+    policy: Any = Policy(model, temperature=temperature)
     from rpg.learner.deepspeed_imported import deepspeed
 
     settings = inference_config(training)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from rpg.batches.ledger import ReferenceRows
 from rpg.learner.own_logits import prove_policy
 from rpg.learner.packing import Packing, use_newer_flash
 from rpg.learner.packing_trial import PackingTrial, try_packing
+from rpg.learner.policy import Policy, frozen_model
 from rpg.learner.sequence_parallel import SequenceGroup
 from rpg.objectives.distribution import StateDivergence
 from specs.errors import Issue, SpecError
@@ -91,6 +93,19 @@ class Passes:
             )
         return logprobs, entropies
 
+    @torch.no_grad()
+    def given(self, input_ids: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
+        """Returns the logprobs of tokens in padded rows at temperature 1, nats; routers choose for themselves. [n]
+
+        Args:
+            input_ids: token ids, padded on the right. [b, L]
+            sources: positions in the flattened input ids whose hidden states predict the targets. [n]
+            targets: token ids. [n]
+        """
+        show_work()
+        logprobs, _ = self._policy(input_ids, sources, targets, 1.0)
+        return logprobs  # type: ignore[no-any-return]
+
     def described(self, batch: Microbatch, top_k: int) -> tuple[Tensor, ReferenceRows]:
         """Returns logprobs [n], and the policy's distributions: its most likely tokens, or hidden states if `top_k` is
         0."""
@@ -140,3 +155,11 @@ class Passes:
             yield
         finally:
             self._replays = True
+
+
+def frozen_passes(weights_dir: Path, training: Training, *, temperature: float, device: torch.device) -> Passes:
+    """Returns the passes of a model that is never trained, whole on this rank. Arguments and errors are those of
+    `open_teacher`."""
+    model = frozen_model(weights_dir, training)
+    policy: Any = Policy(model, temperature=temperature)
+    return Passes(policy.to(device), model.config, training, device)

@@ -168,6 +168,12 @@ def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
     return model
 
 
+def frozen_model(weights_dir: Path, training: Training) -> PreTrainedModel:
+    """Returns a model that is never trained, in the training precision."""
+    frozen = training.model_copy(update={"lora": None, "gradient_checkpointing": False, "kernels": "torch"})
+    return load_model(weights_dir, frozen).requires_grad_(False)
+
+
 def attention_share(model: PreTrainedModel) -> float:
     """Returns the coefficient of n^2 (attention) relative to n (products with weights) in a sequence's operations.
 

@@ -13,6 +13,8 @@ from specs.machine.fence import Fence
 from specs.machine.files import create_json, now, read_json, write_json
 from specs.schema.experiment import Experiment
 
+INITIAL_RESPONSES = "initial_responses.json"
+"""File of responses to the evaluation sets by the policy before training."""
 Accuracies = Mapping[int, Mapping[str, float]]
 """Step at which training evaluated its policy -> evaluation set -> accuracy, 0 to 1."""
 
@@ -94,6 +96,17 @@ class RunDirectory:
             "accuracies": {str(step): measured for step, measured in sorted(evaluated.items())},
         }
         write_json(self.path / "evaluated.json", record)
+
+    def initial_responses(self) -> list[dict[str, Any]]:
+        """Returns the responses of the policy before training, if they match the current evaluate stage."""
+        kept = read_json(self.path / INITIAL_RESPONSES)
+        matches = bool(kept) and kept["evaluation"] == self.inputs().get("evaluation")
+        return list(kept["responses"]) if matches else []
+
+    def keep_initial_responses(self, responses: list[dict[str, Any]]) -> None:
+        """Replaces these responses."""
+        record = {"evaluation": self.inputs().get("evaluation", ""), "responses": responses}
+        write_json(self.path / INITIAL_RESPONSES, record)
 
     def exported(self) -> dict[int, int]:
         """Returns the steps whose exported weights count, with the attempt that exported each. Steps that a later

@@ -14,7 +14,7 @@ from rpg.checkpoints.checkpoint import Checkpoints
 from rpg.checkpoints.pieces import StateCopy
 from rpg.checkpoints.retention import Means
 from rpg.components import TrainerComponents
-from rpg.evaluation.records import Answered, Recorder
+from rpg.evaluation.records import Evaluated, Recorder
 from rpg.processes import ranks
 from rpg.recording.provenance import provenance_of
 from rpg.recording.rows import chosen_responses, write_metrics, write_rollouts, write_tokens, write_turns
@@ -117,9 +117,8 @@ class RunRecorder:
         if failed := failures(rollouts.scores):
             self.event(step, "reward_failed", failed)
 
-    def evaluation(self, step: int, answered: list[list[Answered]]) -> dict[str, float]:
-        """Records the current policy's answers to the evaluation problems, which are written with the step's other
-        rows.
+    def evaluation(self, step: int, evaluated: Evaluated) -> dict[str, float]:
+        """Records the current policy's results on the evaluation sets, which are written with the step's other rows.
 
         Exports the policy's weights if it is the best so far and the spec keeps the best.
 
@@ -127,7 +126,7 @@ class RunRecorder:
             On rank 0 the accuracy on each set, by `mean@k on SET`, or the score for a graded reward; empty on the other
             ranks.
         """
-        measured = {each["dataset"]: next(iter(each["metrics"].items())) for each in self._measured(step, answered)}
+        measured = {each["dataset"]: next(iter(each["metrics"].items())) for each in self._measured(step, evaluated)}
         self._evaluated.add(step, {dataset: figures["value"] for dataset, (_, figures) in measured.items()})
         if self._weights.best_on and not self._weights.due_at(step):
             best = self._weights.best_step(self._evaluated.accuracies, up_to=step) if self._first else 0
@@ -135,7 +134,7 @@ class RunRecorder:
                 self._export(step)
         return {f"{metric} on {dataset}": figures["value"] for dataset, (metric, figures) in measured.items()}
 
-    def _measured(self, step: int, answered: list[list[Answered]]) -> list[dict[str, Any]]:
+    def _measured(self, step: int, evaluated: Evaluated) -> list[dict[str, Any]]:
         """Returns the summary of an evaluation and passes its rows to the writer; empty on all ranks except the
         first."""
         if not self._first:
@@ -143,7 +142,7 @@ class RunRecorder:
         inputs, writer = self._components.run.inputs(), self._writer
         spec, attempt = self._components.spec, Int32(writer.attempt)
         recorder = Recorder(writer, spec.evaluation, inputs["run_id"], inputs["evaluation"], attempt, spec.worst_at)
-        return recorder.record(step, answered)
+        return recorder.record(step, evaluated)
 
     def has_evaluated(self, step: int) -> bool:
         """Returns whether the policy of the step was evaluated, in this attempt or before."""

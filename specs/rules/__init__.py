@@ -116,6 +116,15 @@ def _evaluation_sets(experiment: Experiment) -> Iterator[Issue]:
     for index, source in enumerate(experiment.data.evaluation):
         if not source.name:
             yield Issue("missing", ("data", "evaluation", index, "name"), hint="an evaluation set needs a name")
+        if not source.answered and source.reward:
+            hint = f"leave it out: a set of source {source.source} has a score of its own"
+            yield Issue(
+                "nothing is answered that a reward could score", ("data", "evaluation", index, "reward"), hint=hint
+            )
+    for index, source in enumerate(experiment.data.train):
+        if not source.answered:
+            hint = "move it to data.evaluation"
+            yield Issue("only an evaluation can use such a set", ("data", "train", index), source.source, hint=hint)
     for index, name in enumerate(experiment.evaluation.datasets):
         if name not in known:
             yield Issue(
@@ -187,7 +196,7 @@ def _overlap(experiment: Experiment) -> Iterator[Issue]:
     if experiment.data.overlap != "error":
         return
     for index, held_out in enumerate(experiment.data.evaluation):
-        for trained in experiment.data.train:
+        for trained in experiment.data.train if held_out.answered else ():
             if issue := held_out.shared_with(trained):
                 yield replace(issue, path=("data", "evaluation", index, *issue.path))
 

@@ -23,6 +23,8 @@ def loops(experiment: Experiment) -> Iterator[Issue]:
             yield Issue(
                 f"{loop.of} is measured at evaluations, and the run has none", (*path, "of"), loop.of, hint=hint
             )
+        elif loop.of.startswith("drift/") and not experiment.measures_drift:
+            yield Issue(f"{loop.of} is not measured", (*path, "of"), loop.of, hint="write evaluation.drift: true")
         if reason := _unmoved(experiment, path[-1]):
             message, hint = reason
             yield Issue(f"the key cannot change {loop.of}: {message}", (*path, "of"), loop.of, hint=hint)

@@ -26,9 +26,16 @@ from specs.schema.study import (
 from specs.study_space import candidates, num_candidates, num_combinations
 
 EVALUATED = re.compile(r"(mean|pass|maj|score)@[1-9][0-9]{0,3}")
-"""Names of measures of an evaluation; other measures are training metrics."""
+"""Names of measures of an evaluation's answers."""
+_OF_SETS = ("accuracy", "bits_per_byte")
+"""Metrics of sets that are not answered."""
 LEAST_CAUTIOUS, WELL_CAUTIOUS = 3, 5
 """Numbers of seeds per trial below which `lower_bound` is refused, and below which it is discouraged."""
+
+
+def is_evaluated(measured: Goal | Constraint) -> bool:
+    """Whether an evaluation measures it, on a set; other measures are training metrics."""
+    return bool(measured.dataset) or EVALUATED.fullmatch(measured.metric) is not None
 
 
 class _Nature(NamedTuple):
@@ -136,13 +143,26 @@ def _named(measured: Goal | Constraint) -> str:
 
 def _measured(place: Path, measured: Goal | Constraint, experiment: Experiment) -> Iterator[Issue]:
     """Yields the issues with the measure of a goal or a constraint."""
+    at = (*place, "metric")
+    unanswered = next((s for s in experiment.data.evaluation if s.name == measured.dataset and not s.answered), None)
+    if unanswered:
+        yield from _evaluation_set((*place, "dataset"), measured.dataset, experiment)
+        if unanswered.measures and measured.metric not in unanswered.measures:
+            message = f"is not measured on a set of source {unanswered.source}"
+            yield Issue(message, at, show(measured.metric), ", ".join(unanswered.measures))
+        return
+    if measured.dataset and measured.metric.startswith("drift/") and measured.metric in BY_NAME:
+        yield from _evaluation_set((*place, "dataset"), measured.dataset, experiment)
+        if not experiment.evaluation.drift:
+            hint = "set it under overrides: evaluation.drift"
+            yield Issue("is recorded only with evaluation.drift", at, measured.metric, hint=hint)
+        return
     if not EVALUATED.fullmatch(measured.metric):
         yield from _trained(place, measured, experiment)
         return
     yield from _evaluation_set((*place, "dataset"), measured.dataset, experiment)
     measure, _, digits = measured.metric.partition("@")
     k, samples = int(digits), experiment.evaluation.samples_per_problem
-    at = (*place, "metric")
     if k > samples:
         hint = "raise evaluation.samples_per_problem"
         yield Issue("more samples than an evaluation has", at, measured.metric, f"k at most {samples}", hint)
@@ -173,8 +193,11 @@ def _evaluation_set(place: Path, name: str, experiment: Experiment) -> Iterator[
 def _trained(place: Path, measured: Goal | Constraint, experiment: Experiment) -> Iterator[Issue]:
     """Yields the issues with a measure that is a training metric."""
     known, at = list(BY_NAME), (*place, "metric")
+    if measured.metric in _OF_SETS:
+        yield from _evaluation_set((*place, "dataset"), measured.dataset, experiment)
+        return
     if measured.metric not in known:
-        allowed = "mean@k, pass@k, maj@k, score@k or a metric of training (docs/metrics.md)"
+        allowed = "mean@k, pass@k, maj@k, score@k, accuracy, bits_per_byte or a metric of training (docs/metrics.md)"
         yield Issue("no such measure", at, show(measured.metric), allowed, nearest(measured.metric, known))
         return
     if measured.dataset:
@@ -244,7 +267,7 @@ def _confirmation(study: Study, experiment: Experiment) -> Iterator[Issue]:
     if study.confirm is None or not study.confirm.dataset:
         return
     goal = study.targets[0]
-    if EVALUATED.fullmatch(goal.metric):
+    if is_evaluated(goal):
         yield from _evaluation_set(("confirm", "dataset"), study.confirm.dataset, experiment)
     else:
         yield Issue("a training metric has no evaluation set", ("confirm", "dataset"), show(study.confirm.dataset))

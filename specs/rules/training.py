@@ -57,7 +57,9 @@ def best_by_accuracy(experiment: Experiment) -> Iterator[Issue]:
     dataset = saved.keep_best.accuracy_on if saved.keep_best else ""
     if not dataset:
         return
-    known = experiment.evaluation.datasets or tuple(source.name for source in experiment.data.evaluation if source.name)
+    sets = [each for each in experiment.data.evaluation if each.answered or "accuracy" in each.measures]
+    chosen = experiment.evaluation.datasets
+    known = [each.name for each in sets if each.name and (not chosen or each.name in chosen)]
     where = ("training", "checkpoint", "keep_best", "accuracy_on")
     if dataset not in known:
         allowed = ", ".join(known) or "none: data.evaluation is empty"

@@ -21,6 +21,12 @@ class Source(OpenSection):
     generated: ClassVar[bool] = False
     """Whether a program generates its problems. Many are then alike, and only their prompts distinguish them."""
 
+    answered: ClassVar[bool] = True
+    """Whether the policy answers its problems, and a reward scores the answers. Other sets are for evaluation only; the
+    likelihood of their texts is their score."""
+    measures: ClassVar[tuple[str, ...]] = ()
+    """Metrics of a set that is not answered; empty where its file or its package decides them."""
+
     source: str
     """Name of the kind of source."""
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$")

@@ -63,5 +63,14 @@ class Evaluation(Spec):
     """Confidence level of the intervals."""
     seed: int = Field(0, ge=0)
     """Seed of the sampling, independent of the run's seed."""
+    drift: bool = addition(True)
+    """Whether each evaluation measures the divergence between the policy and the policy before training, as
+    `drift/reverse` and `drift/forward`. It needs responses sampled at temperature 1 without top_p and top_k: those of
+    the evaluation if they are sampled so, else as many again. The model before training is loaded for it once more."""
     literature: tuple[LiteratureTable, ...] = execution(())
     """Accuracies from the literature, shown beside the measured ones."""
+
+    @property
+    def samples_policy(self) -> bool:
+        """Whether responses are drawn from the policy itself: temperature 1, no token cut off."""
+        return self.temperature == 1 and self.top_p == 1 and not self.top_k

@@ -100,6 +100,11 @@ class Experiment(Spec):
         """Whether a policy is trained; false for the evaluation of a model without training."""
         return True
 
+    @property
+    def measures_drift(self) -> bool:
+        """Whether evaluations measure the divergence from the policy before training."""
+        return self.trains and self.evaluation.drift
+
     def reward_at(self, place: str) -> Reward:
         """Returns the reward of the set at a place such as `data.train.0`: its own, else the experiment's."""
         return self.own_rewards.get(place, self.reward)
@@ -119,10 +124,11 @@ class Experiment(Spec):
         return {".".join(map(str, at)): source.reward for at, source in self.sets() if source.reward}
 
     def sets(self) -> Iterator[tuple[Path, Source]]:
-        """Yields the place of each training and evaluation set, and the set."""
+        """Yields the place of each training and evaluation set whose problems the policy answers, and the set."""
         for split in ("train", "evaluation"):
             for index, source in enumerate(getattr(self.data, split)):
-                yield ("data", split, index), source
+                if source.answered:
+                    yield ("data", split, index), source
 
     def rewards(self) -> Iterator[tuple[Path, Reward]]:
         """Yields the path of each reward that is used, and the reward."""

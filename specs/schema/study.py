@@ -178,10 +178,12 @@ class Goal(Spec):
     """A measure that ranks trials, of the last checkpoint or of training, over a trial's seeds."""
 
     dataset: str = ""
-    """Evaluation set of the experiment, for mean@k, pass@k, maj@k and score@k; empty for a training metric."""
+    """Evaluation set of the experiment, for mean@k, pass@k, maj@k, score@k and the metrics of sets that are not
+    answered; for drift, the set whose prompts are answered; empty for a training metric."""
     metric: str = "mean@1"
-    """mean@k, pass@k or maj@k, with k at most evaluation.samples_per_problem; score@k for a graded reward; or a metric
-    that training records, such as kl/reverse, as its mean over the last ten steps."""
+    """mean@k, pass@k or maj@k, with k at most evaluation.samples_per_problem; score@k for a graded reward; accuracy or
+    bits_per_byte; or a metric that training records, such as kl/reverse, as its mean over the last ten steps, drift as
+    its last value."""
     direction: Literal["maximize", "minimize"] = "maximize"
     """Whether larger or smaller values are better."""
     over_seeds: Literal["mean", "lower_bound"] = "mean"

@@ -1,5 +1,5 @@
 -- The public views: the recorded rows that count, under documented names.
--- `recorded` has the rows; for metrics, rollouts, tokens, turns and evaluation_samples only those that no later attempt superseded.
+-- `recorded` has the rows; for metrics, rollouts, tokens, turns, evaluation_samples, evaluation_scores and drift_samples only those that no later attempt superseded.
 -- A row counts unless a later attempt of its run resumed from an earlier step; a row of an evaluation counts while the run's state names the evaluation.
 -- A rollback event always counts, since it happened to the run and belongs to no repeated step.
 CREATE VIEW recorded.superseded AS
@@ -14,8 +14,6 @@ CREATE VIEW trials AS SELECT * EXCLUDE (unit) FROM recorded.trials;
 CREATE VIEW confirmations AS SELECT * EXCLUDE (unit) FROM recorded.confirmations;
 CREATE VIEW artifacts AS SELECT * EXCLUDE (unit) FROM recorded.artifacts;
 CREATE VIEW provenance AS SELECT * EXCLUDE (unit) FROM recorded.provenance;
-
-CREATE VIEW metrics AS SELECT * EXCLUDE (attempt) FROM recorded.metrics;
 
 CREATE VIEW rollouts AS SELECT * EXCLUDE (attempt) FROM recorded.rollouts;
 
@@ -44,6 +42,34 @@ SELECT e.* EXCLUDE (fingerprint, attempt)
 FROM recorded.evaluation_samples AS e
 WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
 QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
+
+CREATE VIEW evaluation_scores AS
+SELECT e.* EXCLUDE (fingerprint, attempt)
+FROM recorded.evaluation_scores AS e
+WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
+QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
+
+CREATE VIEW drift_samples AS
+SELECT e.* EXCLUDE (fingerprint, attempt)
+FROM recorded.drift_samples AS e
+WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
+QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
+
+-- Drift is of all evaluation sets together, at the evaluated steps; `evaluations` has each set's, with intervals.
+CREATE VIEW metrics AS
+SELECT * EXCLUDE (attempt) FROM recorded.metrics
+UNION ALL BY NAME
+SELECT run_id, step, 'drift/reverse' AS name, sum(logprob - initial_logprob) / sum(num_tokens) AS value, max(recorded_at) AS recorded_at
+FROM drift_samples WHERE direction = 'reverse' GROUP BY run_id, step
+UNION ALL BY NAME
+SELECT run_id, step, 'drift/reverse_response' AS name, sum(logprob - initial_logprob) / count(*) AS value, max(recorded_at) AS recorded_at
+FROM drift_samples WHERE direction = 'reverse' GROUP BY run_id, step
+UNION ALL BY NAME
+SELECT run_id, step, 'drift/forward' AS name, sum(initial_logprob - logprob) / sum(num_tokens) AS value, max(recorded_at) AS recorded_at
+FROM drift_samples WHERE direction = 'forward' GROUP BY run_id, step
+UNION ALL BY NAME
+SELECT run_id, step, 'drift/forward_response' AS name, sum(initial_logprob - logprob) / count(*) AS value, max(recorded_at) AS recorded_at
+FROM drift_samples WHERE direction = 'forward' GROUP BY run_id, step;
 
 -- One row per turn, of training and of evaluations. Older records lack restart, since programs could not rewrite their history then. For training rollout_id names the response; for an evaluation dataset, problem_id and sample do.
 --   rollout_id: number of the response, as in rollouts; NULL for an evaluation
@@ -190,7 +216,7 @@ ORDER BY runs.experiment, runs.name;
 --   cell: matrix cell, or the values of a study's trial: path in the spec -> value
 --   setting: digest of the resolved spec without the seed, and of the code, see runs
 --   dataset: name of the evaluation set
---   metric: mean@k, pass@k, maj@k or score@k
+--   metric: as in evaluations; less is better for drift, bits_per_byte and perplexities
 --   value: mean over the seeds: a share, 0 to 1, or for score@k a value in the reward's units
 --   std: standard deviation over the seeds, ddof 1; NULL with one seed
 --   lowest: lowest value of a seed
@@ -218,7 +244,12 @@ settings AS (
     WHERE runs.status = 'finished'
     GROUP BY ALL
 )
-SELECT rank() OVER (PARTITION BY dataset, metric ORDER BY value DESC) AS rank, *
+SELECT
+    rank() OVER (
+        PARTITION BY dataset, metric
+        ORDER BY if(metric LIKE 'drift/%' OR metric = 'bits_per_byte' OR metric LIKE '%perplexity', value, -value)
+    ) AS rank,
+    *
 FROM settings
 ORDER BY dataset, metric, rank, experiment;
 

@@ -86,14 +86,16 @@ def test_evaluate_leaves_rows_and_a_summary_of_each_checkpoint(evaluated: Result
     assert evaluated.code == 0, evaluated.log
     summary = json.loads((evaluated.out / "summary.json").read_text())["checkpoints"]
     assert [(each["step"], each["dataset"]) for each in summary] == [(0, "held_out"), (1, "held_out")]
-    assert set(summary[0]["metrics"]) == {"mean@4", "pass@1", "pass@2", "pass@4", "maj@1", "maj@2", "maj@4"}
+    drift = {"drift/reverse", "drift/forward", "drift/reverse_response", "drift/forward_response"}
+    answers = {"mean@4", "pass@1", "pass@2", "pass@4", "maj@1", "maj@2", "maj@4"}
+    assert set(summary[0]["metrics"]) == answers | drift
     assert len(summary[0]["problems"]) == summary[0]["num_problems"]
     # The same weights, problems and seeds: the same responses, through load_weights too.
     assert summary[0] == summary[1] | {"step": 0}
 
     rows = pq.read_table(evaluated.out / "segments" / "evaluations")
     assert rows.schema.equals(schema_of(EvaluationRow))
-    assert rows.num_rows == 2 * 7
+    assert rows.num_rows == 2 * (7 + 4)
     assert set(rows["fingerprint"].to_pylist()) == {"f" * 64}
 
     samples = pq.read_table(evaluated.out / "segments" / "evaluation_samples").to_pylist()

@@ -76,7 +76,7 @@ def _print(comparison: RunComparison, names: Sequence[str], *, whole: bool) -> N
     # A pipe has no width to fit into.
     console = SafeConsole(width=None if sys.stdout.isatty() else 10_000)
     found = (f"Diagnosis: {sentence} {remedy}" for sentence, remedy in comparison.diagnosis)
-    for line in (*(answer.text for answer in comparison.answers), *comparison.notes, *found):
+    for line in (*(answer.text for answer in (*comparison.answers, *comparison.costs)), *comparison.notes, *found):
         console.print(Text(line))
     fields = list(comparison.spec)
     if not fields:
@@ -128,6 +128,13 @@ def _results(comparison: RunComparison) -> tuple[list[str], list[list[str]]]:
         row[outcome.label] = _cell(outcome.after, outcome.against_first, mark=" *" if outcome.differs else "")
         if outcome.gain is not None:
             rows.setdefault(f"gain {outcome.dataset}", {})[outcome.label] = _cell(outcome.gain, None)
+    for cost in comparison.costs:
+        for outcome in cost.outcomes:
+            name = f"{outcome.measure} {outcome.dataset}"
+            if outcome.gain is not None and not outcome.measure.startswith("drift/"):
+                rows.setdefault(f"change of {name}", {})[outcome.label] = _cell(outcome.gain, None)
+            mark = " *" if outcome.differs else ""
+            rows.setdefault(name, {})[outcome.label] = _cell(outcome.after, outcome.against_first, mark=mark)
     for figure in comparison.literature:
         for place, chosen, ours, theirs in (
             ("last", "", figure.last, figure.theirs_last),

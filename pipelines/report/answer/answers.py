@@ -8,7 +8,7 @@ from pipelines.home.home import Home
 from pipelines.report import evidence
 from pipelines.report.answer.looks import earlier_looks
 from pipelines.report.answer.outcome import ACCURACY, SCORE, Answer, Outcome, clusters_of, outcomes_of
-from pipelines.report.answer.scores import BySteps, Level, Table, Tables, by_scale, score_tables
+from pipelines.report.answer.scores import BySteps, Level, Scale, Table, Tables, by_scale, score_tables
 from pipelines.report.answer.wording import headline_of_one, not_compared, not_whole, nothing_compared
 from pipelines.report.evidence import Group
 from pipelines.report.statistics import Verdict, gain_interval, mean_interval, spread_of, verdict
@@ -29,6 +29,7 @@ def answers(
     graded: evidence.Graded | None = None,
     together: bool = False,
     first: str = "",
+    scale: Scale | None = None,
 ) -> list[Answer]:
     """Returns an answer for each dataset with results, in the order given; two if only some runs have a graded reward.
 
@@ -44,14 +45,18 @@ def answers(
         together: whether the claims hold jointly over all datasets, or on each separately.
         first: label of the group with which tables compare the others. Without results of that group there is no
             comparison.
+        scale: scale of a measure that is neither a share of right answers nor a reward; None for these.
     """
     first = first or groups[0].label
-    scales = {dataset: by_scale(runs, (graded or {}).get(dataset, {})) for dataset, runs in evaluated.items()}
+    scales = {
+        dataset: [(scale, runs)] if scale else by_scale(runs, (graded or {}).get(dataset, {}))
+        for dataset, runs in evaluated.items()
+    }
     num_sets = sum(map(len, scales.values())) if together else 1
     found = []
     for dataset, of_dataset in evaluated.items():
-        for scale, by_run in scales[dataset]:
-            level = Level(confidence, tuple(looks), (clusters or {}).get(dataset), scale, num_sets)
+        for of_runs, by_run in scales[dataset]:
+            level = Level(confidence, tuple(looks), (clusters or {}).get(dataset), of_runs, num_sets)
             of_measure = [
                 group
                 for group in groups
@@ -60,7 +65,7 @@ def answers(
             tables = score_tables(of_measure, by_run, level) if of_measure else None
             if tables and tables.of_group:
                 flattered = {label for label, names in (chosen or {}).items() if dataset in names}
-                name = measure if scale.shares else SCORE
+                name = measure if of_runs.shares or scale else SCORE
                 answer = _answer(dataset, name, of_measure, tables, level, flattered, first)
                 at = level.at(tables.most_seeds)
                 found.append(replace(answer, level=at, num_sets=num_sets, clusters=level.clusters or {}))
@@ -171,15 +176,22 @@ def _answer(
         return Answer(dataset, measure, tuple(results), None, tuple(nothing_compared(dataset, results, groups, lost)))
     problems = next(iter(held.values())).problems
     arms, clusters = {label: table.after for label, table in held.items()}, level.of(problems)
-    worst, shares = level.scale.worst or 0.0, level.scale.shares
-    said = verdict(arms, level.looks, level.of_claims, clusters, worst, trained=not as_is, shares=shares)
+    worst, kind = (
+        level.scale.worst or 0.0,
+        {
+            "shares": level.scale.shares,
+            "higher_is_better": level.scale.higher_is_better,
+        },
+    )
+    said = verdict(arms, level.looks, level.of_claims, clusters, worst, trained=not as_is, **kind)
     against = said
     if not as_is and all(len(table.after) == 1 and not table.num_failed for table in held.values()):
-        against = verdict(arms, (), level.of_claims, clusters, trained=False, shares=shares)
+        against = verdict(arms, (), level.of_claims, clusters, trained=False, **kind)
     if first in held:
         results = [_against(outcome, first, said, against) if outcome.label in held else outcome for outcome in results]
     step = next((table.step for table in held.values() if table.step), 0)
-    where = f"On {dataset} at step {step}: " if step else f"On {dataset}: "
+    what = f"On {dataset}" if measure in (ACCURACY, SCORE) else f"{measure.capitalize()} on {dataset}"
+    where = f"{what} at step {step}: " if step else f"{what}: "
     sentences = (where + said.text, *not_compared(results, lost), *not_whole(groups))
     return Answer(dataset, measure, tuple(results), said, sentences)
 
@@ -231,6 +243,7 @@ def _outcomes(dataset: str, measure: str, tables: Mapping[str, Table], level: Le
                 num_problems=len(table.problems),
                 step=table.step,
                 num_failed=lost,
+                is_share=level.scale.shares,
                 apart=None if lost else seed_apart(table.after if before is None else table.after - before),
             )
         )

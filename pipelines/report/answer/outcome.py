@@ -19,7 +19,7 @@ class Outcome:
     label: str
     dataset: str
     measure: str
-    """ACCURACY, SCORE, pass@k or maj@k."""
+    """ACCURACY, SCORE, pass@k or maj@k; drift, or the metric of a set that is not answered."""
     after: Interval
     """The measure at `step`, failed seeds at its worst value, if it has one."""
     before: Interval | None
@@ -43,11 +43,8 @@ class Outcome:
     """The seed whose gain, or whose measure without a gain, is far from the others'."""
     chosen: bool = False
     """Whether its model was selected on these problems, so that the figure is biased upward."""
-
-    @property
-    def is_share(self) -> bool:
-        """Whether the measure is a share, shown in percent and points; a score is shown in its own units."""
-        return self.measure != SCORE
+    is_share: bool = True
+    """Whether the measure is a share, shown in percent and points; any other is shown in its own units."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ class Scale:
     shares: bool = True
     worst: float | None = 0.0
     """The value of a failed seed; None if unknown."""
+    higher_is_better: bool = True
 
 
 def by_scale(by_run: BySteps, graded: Mapping[str, float | None]) -> list[tuple[Scale, BySteps]]:

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from pipelines.home.home import Home
 from pipelines.report.answer import BySteps, change, figure
 from pipelines.report.answer import with_interval as value_with_interval
+from pipelines.report.answer.costs import measured_by
 from pipelines.report.evidence import accuracies, clusters, load_run, other_measures, short_names, show
 from pipelines.report.statistics import Interval, Verdict, mean_interval, seed_mean, spread_of, verdict
 from pipelines.report.statistics import level as level_of_look
 from pipelines.studies.answers.results import (
+    SHARES,
     Arm,
     Best,
     Goal,
@@ -252,6 +254,8 @@ def _scores(home: Home, store: Store, goal: Goal, run_ids: Sequence[str]) -> ByS
     """Returns each problem's score by run and step; for pass@k and maj@k, which take longer, only at the last step."""
     if goal.metric.startswith(("mean@", "score@")):
         return accuracies(store, run_ids).get(goal.dataset, {})
+    if not goal.metric.startswith(SHARES):
+        return measured_by(store, run_ids, goal.metric, goal.dataset)
     query = "SELECT DISTINCT max(step) FROM evaluations WHERE list_contains(?, run_id) GROUP BY run_id"
     steps = [row[0] for row in store.query(query, [list(run_ids)]).rows]
     runs = [load_run(home, run_id) for run_id in run_ids]

@@ -11,7 +11,7 @@ from pipelines.report.charts import number
 from pipelines.report.statistics import Interval
 from specs.documents.reading import read_checked
 from specs.errors import Issue, SpecError
-from specs.metrics import BY_NAME
+from specs.metrics import BY_NAME, is_share
 from specs.schema.study import measure_label
 
 Params = dict[str, Any]
@@ -42,7 +42,7 @@ class Goal:
     @property
     def is_share(self) -> bool:
         """Whether the goal's values are shares between 0 and 1."""
-        return self.metric.startswith(SHARES)
+        return self.metric.startswith(SHARES) or is_share(self.metric)
 
     @property
     def worst(self) -> float | None:

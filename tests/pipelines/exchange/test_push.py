@@ -66,7 +66,9 @@ def test_a_model_arrives_with_its_card_in_one_commit(place: Path, hub: LocalHub,
         file.name: file.read_bytes() for file in weights.iterdir()
     }
     card = ModelCard(there.files["README.md"].decode())
-    assert card.data.to_dict() == {  # type: ignore[no-untyped-call]
+    described = card.data.to_dict()  # type: ignore[no-untyped-call]
+    assert [each["name"] for each in described.pop("model-index")] == ["sums"]
+    assert described == {
         "base_model": "Qwen/Qwen3-4B-Base",
         "base_model_relation": "finetune",
         "datasets": ["open-r1/DAPO-Math-17k-Processed"],
@@ -145,6 +147,21 @@ def test_a_dry_run_writes_what_would_go_and_sends_nothing(hub: LocalHub, call: C
     assert {"README.md", "spec.yaml", "certificate.json", "model.safetensors"} <= set(os.listdir(target))
     assert not hub.repositories
     assert call("push", RUN, "--to", "alice/sums", "--dry-run", str(target))[0] == 2
+
+
+@pytest.mark.usefixtures("hub")
+def test_the_card_has_the_scores_of_the_pushed_weights_as_a_model_index(call: Call, tmp_path: Path) -> None:
+    assert call("push", RUN, "--to", "alice/sums", "--dry-run", str(tmp_path / "card"))[0] == 0
+    results = ModelCard.load(tmp_path / "card" / "README.md").data.eval_results
+    assert results is not None
+    by_name = {result.metric_name: result for result in results}
+    (mean,) = (result for name, result in by_name.items() if name.startswith("mean@"))
+    assert (mean.task_type, mean.dataset_name, mean.metric_type) == ("text-generation", "sums", "accuracy")
+    assert mean.metric_value == 0.875
+    assert mean.metric_args is not None
+    assert mean.metric_args["ci_low"] < 0.875 < mean.metric_args["ci_high"]
+    assert mean.metric_args["confidence"] == 0.95
+    assert {name.partition("@")[0] for name in by_name} == {"mean", "pass", "maj"}
 
 
 @pytest.mark.more

@@ -15,7 +15,7 @@ from rpg.base.tokenization import make_tokenizer
 from rpg.data.chat_template import render
 from rpg.data.loading import encode_prompts, load_problems
 from rpg.data.staging import SCHEMA, stage
-from rpg.evaluation.records import Answered, Recorder
+from rpg.evaluation.records import Answered, Evaluated, Recorder
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import Score
 from specs.errors import Issue, SpecError
@@ -143,11 +143,12 @@ def test_the_cluster_of_a_problem_goes_from_its_column_through_the_stage_into_th
     writer = SegmentWriter(tmp_path, "run", 1)
     recorder = Recorder(writer, Evaluation(samples_per_problem=1), "run", "f" * 64)
     answered = [[Answered(each, 0, "x", 1, "stop", Score(float(n < 2), n < 2))] for n, each in enumerate(problems)]
-    (told,) = recorder.record(1, answered)
+    (told,) = recorder.record(1, Evaluated(answered))
     writer.flush()
     (segment,) = (tmp_path / "segments/evaluation_samples").glob("*.parquet")
     assert pq.read_table(segment)["cluster"].to_pylist() == ["odd", "even", "odd", "even"]
-    (alone,) = recorder.record(2, [[replace(each, problem=replace(each.problem, cluster=""))] for (each,) in answered])
+    without = [[replace(each, problem=replace(each.problem, cluster=""))] for (each,) in answered]
+    (alone,) = recorder.record(2, Evaluated(without))
     ends = [each["metrics"]["mean@1"]["ci_high"] - each["metrics"]["mean@1"]["ci_low"] for each in (told, alone)]
     assert ends[0] > ends[1]
 

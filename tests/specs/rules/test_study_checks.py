@@ -95,7 +95,8 @@ def test_a_population_is_answered_with_what_to_search_instead():
         (
             "goals:\n  - {dataset: held_out, metric: mean@8}\n  - {metric: kl/revers}\n",
             "spec.yaml:9: goals.1.metric: no such measure\n    9 |   - {metric: kl/revers}\n"
-            '  given: "kl/revers"    allowed: mean@k, pass@k, maj@k, score@k or a metric of training'
+            '  given: "kl/revers"    allowed: mean@k, pass@k, maj@k, score@k, accuracy,'
+            " bits_per_byte or a metric of training"
             " (docs/metrics.md)\n"
             "  hint: did you mean `kl/reverse`?\n",
         ),
