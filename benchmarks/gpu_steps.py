@@ -160,8 +160,8 @@ def update(
     head_kernel: bool = True,
     tokens: int = 16384,
 ) -> Row:
-    """Updates of a model of random weights; figures of time by kind are of one pass, in milliseconds.
-    The roofline of its passes is that of this card, on a CPU of an H100.
+    """Updates of a model of random weights; figures of time by kind are those of one pass, in milliseconds. The
+    roofline of its passes is that of this card, on a CPU of an H100.
 
     Args:
         tokens: of a pass, at most.

@@ -217,6 +217,7 @@ def write_step(writer: SegmentWriter, draws: np.random.Generator, step: int, len
             "clipped": draws.random(count) < 0.02,
             "entropy": draws.exponential(0.5, count).astype(np.float32),
             "sampled": True,
+            "policy_version": step - 1,
         },
     )
     writer.flush()

@@ -1,6 +1,7 @@
 """Seconds of one training step: this trainer with either sampler, TRL, and the floor, alternating in one run.
 
     python benchmarks/step_time.py [--lengths tailed equal] [--rounds 5] [--steps 4] [--busy 1] [--json FILE]
+    python benchmarks/step_time.py --ways transformers-ahead transformers-partial --lengths tailed --steps 12
     python benchmarks/step_time.py --vocabulary 151936 --sums sampled top_k full --lengths tailed --ways transformers
 
 The same work for all: Qwen3 architecture with 4.85 M parameters and random weights, float32, 2 threads, the same 8
@@ -36,6 +37,8 @@ from rich.table import Table
 
 WORKER = Path(__file__).with_name("step_time_worker.py")
 WAYS = ("trl", "transformers", "vllm", "floor-transformers", "floor-vllm")
+AHEAD = tuple(f"{engine}-{how}" for engine in ("transformers", "vllm") for how in ("ahead", "partial"))
+"""Ways that sample ahead of training: with max_staleness 1, and with `partial` as well."""
 SKIPPED_STEPS = 3
 RESPONSES = 64
 """Responses of a step."""
@@ -132,7 +135,7 @@ def table(title: str, found: dict[str, list[dict[str, float]]]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", nargs="+", default=["tailed", "equal"], choices=["tailed", "equal"])
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=[*WAYS, *AHEAD])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="counted steps of each process")
     parser.add_argument("--busy", type=int, default=0, help="other processes that compute meanwhile")

@@ -154,9 +154,10 @@ def objective_of(signal: str) -> dict[str, Any]:
     return {"type": "rpg", "divergence": "none"}
 
 
-def make_run(directory: Path, lengths: str, signal: str, seed: int, steps: int, engine: str) -> Path:
+def make_run(directory: Path, lengths: str, signal: str, seed: int, steps: int, way: str) -> Path:
     from specs.schema.experiment import Experiment
 
+    engine, _, ahead = way.partition("-")
     data, run = directory / "data", directory / "run"
     data.mkdir()
     run.mkdir()
@@ -176,6 +177,7 @@ def make_run(directory: Path, lengths: str, signal: str, seed: int, steps: int, 
             "max_response_length": LIMITS[lengths],
             **({"cpu_cache_gib": CACHE_GIB[lengths]} if engine == "vllm" else {}),
             **({"dynamic_sampling": {"max_batches": 20, "refill": signal}} if signal in ("rounds", "stream") else {}),
+            **({"max_staleness": 1, "partial": ahead == "partial"} if ahead else {}),
         },
         # With a divergence every group has a gradient; the behaviour policy is at hand, so it costs no pass.
         "objective": objective_of(signal),

@@ -246,9 +246,11 @@ def _means_by_set(step: StepRollouts, rewards: NDArray[np.float64], problems: Se
 
 
 def staleness_metrics(step: StepRollouts, trained_version: int) -> dict[str, float]:
-    """Returns how many steps the policy was trained for after it sampled the step's responses."""
-    steps = float(trained_version - step.policy_version)
-    return {"staleness/mean": steps, "staleness/max": steps}
+    """Returns how many steps the policy was trained for after it sampled the step's tokens."""
+    parts = [part for response in step.versions for part in response] or [(step.policy_version, 1)]
+    versions, tokens = np.array(parts).T
+    ages = trained_version - versions
+    return {"staleness/mean": float(np.average(ages, weights=tokens)), "staleness/max": float(ages.max())}
 
 
 def scheduled_values(spec: Experiment, step: int, loops: Mapping[Place, float]) -> dict[str, float]:

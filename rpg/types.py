@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 FinishReason = Literal["stop", "length"]
+Versions = tuple[tuple[int, int], ...]
+"""Parts of a response in order: the version of the policy that sampled the part, and its number of sampled tokens."""
 _SHOWN_OF_TESTS = ("kind", "function", "shown")
 """Keys of the tests that the prompt shows too."""
 
@@ -139,6 +141,8 @@ class Rollout:
     experts: "npt.NDArray[np.integer[Any]] | None" = field(default=None, compare=False)
     """Experts to which the engine routed each token of prompt and response except the last. None if not requested.
     [prompt + response - 1, layers, experts per token]"""
+    versions: Versions = ()
+    """Policies that sampled the response one after another; empty if the group's policy sampled all of it."""
 
     def __post_init__(self) -> None:
         """Raises ValueError if no turn was sampled."""

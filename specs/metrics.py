@@ -282,6 +282,21 @@ METRICS: tuple[Metric, ...] = (
         recorded_with="rollout.dynamic_sampling",
     ),
     Metric(
+        name="partial/continued_fraction",
+        title="Responses of several policies",
+        meaning="Share of the step's responses that began in an earlier step and continued under later weights.",
+        unit="share",
+        most=1.0,
+        recorded_with="rollout.partial",
+    ),
+    Metric(
+        name="partial/unfinished",
+        title="Unfinished responses",
+        meaning="Responses under way when the step had its groups; they continue in the next step.",
+        unit="responses",
+        recorded_with="rollout.partial",
+    ),
+    Metric(
         name="trained_fraction",
         title="Tokens computed",
         meaning="Share of the step's response tokens that went through forward and backward.",
@@ -418,14 +433,15 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="staleness/mean",
         title="Staleness",
-        meaning="Steps that the policy was trained for between sampling the responses and training on them.",
+        meaning="Steps that the policy was trained for between sampling a token and training on it, mean over the"
+        " tokens.",
         unit="steps",
         better="lower",
     ),
     Metric(
         name="staleness/max",
         title="Largest staleness",
-        meaning="Staleness of the oldest response.",
+        meaning="Staleness of the oldest token.",
         unit="steps",
         better="lower",
     ),

@@ -66,7 +66,8 @@ class RolloutRow:
     finish_reason: str
     """stop: the response ended by itself; length: it was cut at the maximum length."""
     policy_version: Int32
-    """Version of the policy that sampled it: the number of weight loads before."""
+    """Version of the policy that sampled it, with `rollout.partial` its first token: the number of weight loads
+    before."""
     trained_version: Int32
     """Version of the policy at the beginning of the step; minus policy_version, it is the staleness in steps."""
     reference_version: Int32
@@ -113,6 +114,8 @@ class TokenRow:
     sampled: bool
     """Whether the policy sampled it. False for context from the environment, such as a tool's answer or a user's
     remark."""
+    policy_version: Int32 | None = None
+    """Version of the policy that sampled it; NULL for given tokens, and in rows of earlier releases."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,13 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
 from rpg.certificate.catalogue import label, objective
 from rpg.certificate.certificate import Certificate, GradientFinding
-from rpg.certificate.reading import listed
+from rpg.certificate.reading import listed, of_partial
 from specs.schema.objective import Objective
 
 PREAMBLE = """\
@@ -120,9 +121,13 @@ def _lines(name: str, certificate: Certificate) -> list[str]:
     )
     long = [name] if len(name) > WIDTHS[0] else []
     lines = [*long, _line(("" if long else name, *cells))]
-    if left_out := listed(certificate.not_covered):
-        lines += textwrap.wrap(f"not covered: {left_out}", 100, initial_indent="  ", subsequent_indent="  ")
-    if moved := listed(certificate.closed_loops):
+    left_out, moved = listed(certificate.not_covered), listed(certificate.closed_loops)
+    notes = [f"not covered: {left_out}"] if left_out else []
+    if certificate.partial:
+        notes.append(of_partial(asdict(certificate.partial), certificate.tolerance))
+    for note in notes:
+        lines += textwrap.wrap(note, 100, initial_indent="  ", subsequent_indent="  ")
+    if moved:
         lines += [f"  enumerated at the start of closed loops: {moved}"]
     return lines if certificate.holds else [*lines, _failure(certificate)]
 

@@ -125,7 +125,11 @@ def evaluate_identity(experiment: Experiment) -> Identity:
 def _rollout(experiment: Experiment) -> dict[str, Any]:
     """Returns the identity of the way responses are sampled, with the environment's files by their content."""
     rollout = experiment.rollout.identity()
-    own = {"rollouter": by_content(experiment.rollout.rollouter)} if "rollouter" in rollout else {}
+    own: dict[str, Any] = {}
+    if "rollouter" in rollout:
+        own["rollouter"] = by_content(experiment.rollout.rollouter)
+    if "partial" in rollout:
+        own["partial"] = experiment.in_flight
     return rollout | own
 
 

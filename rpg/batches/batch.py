@@ -13,7 +13,7 @@ from torch import Tensor
 from rpg.batches.packing_plan import Integers, Rows
 from rpg.messages import message
 from rpg.rewards.score import Score
-from rpg.types import FinishReason, RecordedTurn, Rollout, RolloutGroup, TurnCounts
+from rpg.types import FinishReason, RecordedTurn, Rollout, RolloutGroup, TurnCounts, Versions
 
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
@@ -54,6 +54,7 @@ class StepRollouts:
     responses: tuple[str, ...]
     """The text of each response that this rank holds."""
     policy_version: int
+    """Version of the policy that sampled the responses; with `versions`, of the one that sampled their last tokens."""
     turns: tuple[tuple[RecordedTurn, ...], ...] = ()
     """The turns of each response that this rank holds; empty if the environment gives no turn."""
     turn_counts: tuple[TurnCounts, ...] = ()
@@ -63,6 +64,8 @@ class StepRollouts:
     are meaningless. None means that the learner's routers choose. [tokens, layers, experts per token]"""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Metrics of how the batch was sampled."""
+    versions: tuple[Versions, ...] = ()
+    """Policies that sampled each response one after another; empty if one policy sampled all responses. [B]"""
 
     @property
     def held_lengths(self) -> Integers:
@@ -73,6 +76,21 @@ class StepRollouts:
     def held_sequence_lengths(self) -> Integers:
         """Tokens of prompt and response of each response held here. [b]"""
         return self.sequence_lengths[self.held]
+
+    @property
+    def first_versions(self) -> Integers:
+        """Version of the policy that sampled each response's first token. [B]"""
+        if not self.versions:
+            return np.full(len(self.lengths), self.policy_version)
+        return np.array([parts[0][0] for parts in self.versions])
+
+    @property
+    def token_versions(self) -> Integers:
+        """Version of the policy that sampled each sampled token held here. [M]"""
+        if not self.versions:
+            return np.full(len(self.rollout_logprobs), self.policy_version)
+        parts = np.array([part for response in self.held for part in self.versions[response]]).reshape(-1, 2)
+        return np.repeat(parts[:, 0], parts[:, 1])
 
     @property
     def held_num_sampled(self) -> Integers:
@@ -207,6 +225,7 @@ def collate(
         turns=tuple(turns),
         turn_counts=tuple(map(counted, turns)),
         experts=_experts(rollouts),
+        versions=tuple(rollout.versions for rollout in rollouts) if rollouts[0].versions else (),
     )
 
 
@@ -253,6 +272,7 @@ def join(parts: Sequence[StepRollouts]) -> StepRollouts:
         turns=tuple(turns for part in parts for turns in part.turns),
         turn_counts=tuple(counts for part in parts for counts in part.turn_counts),
         experts=experts_of([part.experts for part in parts]),
+        versions=tuple(versions for part in parts for versions in part.versions),
     )
 
 
@@ -285,6 +305,7 @@ def select(step: StepRollouts, groups: Sequence[int]) -> StepRollouts:
         turns=kept.turns,
         turn_counts=tuple(step.turn_counts[response] for response in index) if step.turn_counts else (),
         experts=kept.experts,
+        versions=tuple(step.versions[response] for response in index) if step.versions else (),
     )
 
 

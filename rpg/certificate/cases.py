@@ -1,7 +1,7 @@
 """Enumerated worlds laid end to end, so that one call of a loss covers all of them, with their exact gradients."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
@@ -22,6 +22,8 @@ SIZES_OF_TURNS = tuple((vocabulary, length) for vocabulary in (3, 4) for length 
 """(Vocabulary, length) of the worlds with several turns: shorter ones have no room for a given token."""
 FAR_SIZES, FAR_SIZES_OF_TURNS = ((3, 3), (4, 2)), ((3, 4),)
 """Sizes of the worlds in which policies lie far apart."""
+CUT_SIZES = ((3, 2), (3, 3), (4, 3), (3, 4))
+"""(Vocabulary, length) of the worlds in which the sampler changes within a response."""
 SPREAD, FAR_SPREAD = 0.5, 6.0
 """Standard deviations of the nats by which policies differ. Far apart, log-ratios of tokens reach 20."""
 ABSENT = -1e3
@@ -43,6 +45,8 @@ class Case:
     """Policy that draws the responses: the sampler, or the sampler as a separate engine computes it."""
     situation: int
     """Index of the case's situation in SITUATIONS."""
+    cut: int = 0
+    """Number of tokens after which the sampler changes; 0 if it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ class Cases:
     """Index of each response's case. [responses]"""
     situation: Tensor
     """Index of each case's situation in SITUATIONS. [cases]"""
+    cut: Tensor
+    """Number of tokens after which each case's sampler changes; 0 if it does not. [cases]"""
     exact: dict[tuple[str, str], Tensor]
     """(truth, level) -> exact gradient. [prefixes, vocabulary]"""
 
@@ -132,6 +138,18 @@ class Cases:
         inner = self.inner(gradient, exact) / torch.where(sizes > 1e-24, sizes, 1.0)
         return torch.where(both, 1.0, torch.where(sizes > 1e-24, inner, 0.0))
 
+    def short(self) -> "Cases":
+        """Returns the cases with only those responses that end before the sampler changes."""
+        ends_before = self.response_mask.sum(-1) <= self.cut[self.case_of_response]
+        kept = self.probability * ends_before
+        probability = kept / self._by_case(kept, self.case_of_response)[self.case_of_response]
+        mean = self._by_case(probability * self.rewards, self.case_of_response)
+        return replace(self, probability=probability, centred=self.rewards - mean[self.case_of_response])
+
+    def mean_length(self) -> float:
+        """Returns the expected tokens of a response, mean over the cases."""
+        return self._by_case(self.probability * self.response_mask.sum(-1), self.case_of_response).mean().item()
+
     def _by_case(self, values: Tensor, case: Tensor) -> Tensor:
         return values.new_zeros(len(self.situation)).index_add(0, case, values)
 
@@ -159,9 +177,30 @@ def draw_cases(*, turns: bool, engine: bool = False, far: bool = False) -> Itera
                 yield Case(world, policies[policy], sampler, references[reference], drawn_by, index)
 
 
-def enumerated_cases(*, turns: bool = False, engine: bool = False, far: bool = False) -> Cases:
-    """Returns the batch on which certificates are computed, the same at every call. See `draw_cases`."""
-    cases = list(draw_cases(turns=turns, engine=engine, far=far))
+def draw_cut_cases() -> Iterator[Case]:
+    """Yields cases in which a response's first tokens are drawn by an older sampler than its others: for every seed,
+    situation and position of the change. In the first situations the policy is the newer sampler."""
+    for seed in SEEDS:
+        for vocabulary, length in CUT_SIZES:
+            generator = torch.Generator().manual_seed(1000 * seed + 10 * vocabulary + length)
+            world = enumerate_world(vocabulary, length, generator)
+            positions = torch.zeros(world.num_prefixes, dtype=torch.long)
+            positions[world.prefixes] = torch.arange(length).expand_as(world.prefixes) * world.response_mask
+            newer = world.policy(generator)
+            older = newer + world.policy(generator, spread=SPREAD)
+            policies = {"on_policy": newer, "off_policy": newer + world.policy(generator, spread=SPREAD)}
+            apart = newer + world.policy(generator, spread=SPREAD)
+            for cut in range(1, length):
+                sampler = torch.where((positions < cut)[:, None], older, newer)
+                references = {"sampler": sampler, "apart": apart}
+                for index, (policy, reference) in enumerate(SITUATIONS):
+                    yield Case(world, policies[policy], sampler, references[reference], sampler, index, cut)
+
+
+def enumerated_cases(*, turns: bool = False, engine: bool = False, far: bool = False, is_cut: bool = False) -> Cases:
+    """Returns the batch on which certificates are computed, the same at every call. See `draw_cases`, and
+    `draw_cut_cases` for `is_cut`."""
+    cases = list(draw_cut_cases() if is_cut else draw_cases(turns=turns, engine=engine, far=far))
     longest, widest = max(case.world.length for case in cases), max(case.world.vocabulary for case in cases)
     starts = torch.tensor([0] + [case.world.num_prefixes for case in cases]).cumsum(0)
 
@@ -202,6 +241,7 @@ def enumerated_cases(*, turns: bool = False, engine: bool = False, far: bool = F
         case_of_prefix=numbers.repeat_interleave(starts.diff()),
         case_of_response=numbers.repeat_interleave(torch.tensor([len(case.world.rewards) for case in cases])),
         situation=torch.tensor([case.situation for case in cases]),
+        cut=torch.tensor([case.cut for case in cases]),
         exact={key: rowwise([gradients[key] for gradients in exact]) for key in exact[0]},
     )
 

@@ -63,6 +63,24 @@ class GradientFinding:
 
 
 @dataclass(frozen=True, slots=True)
+class PartialFinding:
+    """The gradient if a newer policy continues what an older one began (`rollout.partial`), in the worst case in
+    which the policy in training is the newer one."""
+
+    error: float
+    """Relative error of the expected gradient over all responses, with the sampler of each token as its old policy."""
+    short_error: float
+    """Relative error of the expected gradient over those responses alone that end before the change, which steps take
+    first."""
+    short_cosine: float
+    """Cosine of the angle between that gradient and that of the claimed objective."""
+    mean_length: float
+    """Mean number of tokens of a response."""
+    short_length: float
+    """Mean number of tokens of those that end before the change."""
+
+
+@dataclass(frozen=True, slots=True)
 class Certificate:
     """A comparison of an objective's gradient with the exact one, in every situation."""
 
@@ -87,6 +105,8 @@ class Certificate:
     not_covered: dict[str, Any] = field(default_factory=dict)
     """Keys of the spec that may make its gradient differ from the certified one -> their values. Empty if there are
     none, or if the certificate covers an objective alone."""
+    partial: PartialFinding | None = None
+    """Finding for responses of several policies; None without `rollout.partial`."""
     closed_loops: dict[str, float] = field(default_factory=dict)
     """Keys of the spec that a closed loop moves -> the start, at which the objective is enumerated. Empty if there are
     none, or if the certificate covers an objective alone."""
@@ -189,10 +209,35 @@ def certify_experiment(experiment: Experiment) -> dict[int, Certificate]:
     left_out = not_covered(experiment)
     loops = {".".join(("objective", *path)): loop.start or 0.0 for path, loop in loops_in(experiment.objective)}
     certificates = certify_over_training(experiment.objective, turns_of(experiment))
-    return {
+    certificates = {
         step: replace(certificate, not_covered=left_out, closed_loops=loops)
         for step, certificate in certificates.items()
     }
+    if experiment.rollout.partial:
+        return {step: _with_partial(each, at_step(experiment.objective, step)) for step, each in certificates.items()}
+    return certificates
+
+
+def _with_partial(certificate: Certificate, objective: Objective) -> Certificate:
+    """Returns the certificate with its finding for a sampler that changes within a response. A claim to be exact always
+    covers that too."""
+    cases, objective = _cases(is_cut=True), _few_likeliest(objective)
+    short = cases.short()
+    divergence = objective.claim_divergence if objective.claims_divergence else ""
+    weighed = objective.with_kl_coef(1.0 if divergence else 0.0)
+    ((of_all, exact),) = _gradients([weighed], cases, "one", divergence)
+    ((of_short, _),) = _gradients([weighed], short, "one", divergence)
+    errors = cases.relative_error(of_all, exact)
+    newer = torch.tensor([policy == "on_policy" for policy, _ in SITUATIONS])[cases.situation]
+    finding = PartialFinding(
+        error=errors[newer].max().item(),
+        short_error=cases.relative_error(of_short, exact)[newer].max().item(),
+        short_cosine=cases.cosine(of_short, exact)[newer].min().item(),
+        mean_length=cases.mean_length(),
+        short_length=short.mean_length(),
+    )
+    holds = certificate.holds and (certificate.claim != "always" or errors.max().item() <= TOLERANCE)
+    return replace(certificate, holds=holds, partial=finding)
 
 
 def certificate_record(certificates: Mapping[int, Certificate]) -> dict[str, Any]:
@@ -207,8 +252,8 @@ def turns_of(experiment: Experiment) -> Turns:
 
 
 @cache
-def _cases(*, several_turns: bool = False, engine: bool = False, far: bool = False) -> Cases:
-    return enumerated_cases(turns=several_turns, engine=engine, far=far)
+def _cases(*, several_turns: bool = False, engine: bool = False, far: bool = False, is_cut: bool = False) -> Cases:
+    return enumerated_cases(turns=several_turns, engine=engine, far=far, is_cut=is_cut)
 
 
 def token_gradients(objective: Objective, cases: Cases, turns: Turns = "one") -> Tensor:

@@ -13,17 +13,19 @@ objective.kl_in objective.kl_weighted objective.kl objective.kl_top_k objective.
 objective.clip.type objective.clip.low objective.clip.high
 objective.clip.dual objective.clip.branch objective.clip.keep_divergence
 objective.weight objective.loss objective.clipped objective.parameters objective.claim
-advantage.baseline advantage.credit rollout.rollouter training.minibatches training.epochs
+advantage.baseline advantage.credit rollout.rollouter rollout.partial training.minibatches training.epochs
 reference.source reference.path reference.revision reference.update.every_steps reference.update.every_updates
 reference.update.kl_above reference.update.kl_window reference.update.ema_decay reference.update.after_steps
 reference.update.plateau
 """
-"""Keys of the loss, of the credit of a turn, and of the distance between policy, sampler and reference."""
+"""Keys of the loss, of the credit of a turn, and of the distance between policy, sampler and reference, also of a
+sampler that changes within a response."""
 _FOR_ANY_VALUE = """
 model.source model.path model.revision model.model_type model.config model.tokenizer.type model.tokenizer.vocab_size
 model.seed warm_up.steps warm_up.until_loss warm_up.batch_size warm_up.learning_rate warm_up.warmup_fraction
 warm_up.weight_decay training.lora.rank training.lora.alpha training.lora.target_modules
-data.train data.prompt.type data.prompt.template data.prompt.system data.prompt.enable_thinking data.deduplicate
+data.train data.prompt.type data.prompt.template data.prompt.system data.prompt.enable_thinking
+data.prompt.chat_template data.deduplicate
 data.overlap data.max_prompt_length reward
 rollout.temperature rollout.stop rollout.max_response_length
 """

@@ -26,6 +26,8 @@ def in_words(certificate: Mapping[str, Any], *, updates: int, max_staleness: int
     claimed = named(certificate["claimed"]) if unnormalized else certificate["claimed"]
     worded = {**certificate, "findings": findings, "claimed": claimed}
     meaning = _meaning(worded, updates, max_staleness)
+    if partial := certificate.get("partial"):
+        meaning += f" {of_partial(partial, certificate['tolerance'])}"
     if moved := listed(certificate.get("closed_loops", {})):
         meaning += f" A closed loop moves {moved}: the certificate is of that start."
     if left_out := listed(certificate.get("not_covered", {})):
@@ -119,8 +121,29 @@ def _meaning(certificate: Mapping[str, Any], updates: int, max_staleness: int) -
     )
 
 
+def of_partial(partial: Mapping[str, float], tolerance: float) -> str:
+    """Returns what `rollout.partial` does to the gradient.
+
+    Example:
+        >>> lengths = {"mean_length": 2.5, "short_length": 1.3}
+        >>> of_partial({"error": 0.2, "short_error": 0.8, **lengths}, 1e-10)[:70]
+        'rollout.partial: if a newer policy continues a response, the gra'
+    """
+    return (
+        "rollout.partial: if a newer policy continues a response, the gradient is"
+        f" {_off(partial['error'], tolerance)}. Groups that end first are trained on first: a bias towards short"
+        " responses in the first steps, and the longest of the last steps are never trained on. Responses that end"
+        f" before the change ({partial['short_length']:.1f} tokens in the mean, of {partial['mean_length']:.1f}) have a"
+        f" gradient that is {_off(partial['short_error'], tolerance)}."
+    )
+
+
 def off(certificate: Mapping[str, Any], *policies: str) -> str:
     """Returns `exact`, or how far the gradient is off in the worst enumerated case."""
     worst = max(finding["error"] for finding in certificate["findings"] if finding["policy"] in policies)
+    return _off(worst, certificate["tolerance"])
+
+
+def _off(worst: float, tolerance: float) -> str:
     share = f"{100 * worst:.0f}" if worst >= 0.01 else f"{100 * worst:.1g}"
-    return "exact" if worst <= certificate["tolerance"] else f"up to {share} % off"
+    return "exact" if worst <= tolerance else f"up to {share} % off"

@@ -55,7 +55,7 @@ def write_rollouts(
             "advantage": advantages.double().numpy(),
             "num_tokens": rollouts.held_num_sampled,
             "finish_reason": [rollouts.finish_reasons[response] for response in held],
-            "policy_version": rollouts.policy_version,
+            "policy_version": rollouts.first_versions[held],
             "trained_version": trained_version,
             "reference_version": reference_version,
             "reward_error": [score.error for score in scores],
@@ -147,5 +147,6 @@ def write_tokens(
             "clipped": pa.array(columns["clipped"] > 0, mask=np.isnan(columns["clipped"])),
             "entropy": pa.array(columns["entropies"], from_pandas=True),
             "sampled": sampled[kept],
+            "policy_version": pa.array(known(rollouts.token_versions)[kept], pa.int32(), from_pandas=True),
         },
     )

@@ -37,6 +37,9 @@ class QueuedBatch:
     order: torch.Tensor | None = None
     """State of the prompts' order after this batch, see `PromptOrder.state`. A checkpoint has only that of its last
     batch."""
+    opened: dict[str, Any] | None = None
+    """This rank's open groups after this batch, see `OpenGroups.state`; None without `partial`. A checkpoint has only
+    those of its last batch."""
 
 
 MakeBatch = Callable[[int, Stopwatch], QueuedBatch]
@@ -107,7 +110,11 @@ def plain_waiting(batches: Sequence[QueuedBatch]) -> list[dict[str, Any]]:
 
 
 def load_waiting(
-    directory: Path, *, seen: torch.Tensor | None = None, order: torch.Tensor | None = None
+    directory: Path,
+    *,
+    seen: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    opened: dict[str, Any] | None = None,
 ) -> list[QueuedBatch]:
     """Returns the batches in a checkpoint. If another number of ranks saved it, each saved share goes to one of the
     present ranks."""
@@ -123,6 +130,7 @@ def load_waiting(
             position=record["position"],
             seen=seen,
             order=order,
+            opened=opened,
         )
         for number, record in enumerate(known)
     ]

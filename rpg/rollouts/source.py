@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from rpg.advantages import overlong_penalties
 from rpg.batches.batch import StepRollouts, collate, join, select
 from rpg.batches.packing_plan import Integers
 from rpg.batches.shares import without_contents
-from rpg.checkpoints.pieces import StateCopy, load_values
+from rpg.checkpoints.pieces import StateCopy, count_values, load_values
 from rpg.components import TrainerComponents
 from rpg.data.order import seed_of
 from rpg.processes import ranks
@@ -28,6 +28,7 @@ from rpg.rollouters.scoring import Scoring
 from rpg.rollouts.ahead import WAITING, QueuedBatch, SamplingQueue, load_waiting, plain_waiting
 from rpg.rollouts.dealing import SeenLengths
 from rpg.rollouts.dynamic_sampling import refill
+from rpg.rollouts.partial import OPEN, OpenGroup, OpenGroups, PartialSampling
 from rpg.rollouts.stream import Admission, RankStream
 from rpg.samplers.out_of_memory import memory_of_sampler
 from rpg.samplers.sampling_ranks import samplers_of_ranks
@@ -81,6 +82,11 @@ class RolloutSource:
         self._ordered: Tensor | None = None
         """State of the order after that batch; None if the order has none."""
         self._journal = Journal(components.run.path / DIRECTORY)
+        self._groups = self._open_groups() if rollout.partial else None
+        self._opened: dict[str, Any] | None = None
+        """State of the open groups after the last batch that was fetched; None without `partial`."""
+        self._scorings: dict[int, Scoring] = {}
+        """Scoring of each open group of this rank that has ended, by the group's number."""
 
     def prefetch(self, step: int) -> None:
         """Starts to sample the batches that need the weights after this step, which the sampler now holds."""
@@ -106,6 +112,7 @@ class RolloutSource:
                 batch = self._ahead.take(step)
             clock.sampling_took(batch.sampling_seconds)
         self._position, self._seen, self._ordered = batch.position, batch.seen, batch.order
+        self._opened = batch.opened
         return batch.rollouts
 
     def save(self, step: int, copied: StateCopy) -> int:
@@ -114,24 +121,35 @@ class RolloutSource:
 
         Returns the data cursor that belongs to them: the number of problems used up to the last of them.
         """
-        position, seen, ordered = self._position, self._seen, self._ordered
+        position, seen, ordered, opened = self._position, self._seen, self._ordered, self._opened
         if self._ahead:
             waiting = self._ahead.waiting(step + self._staleness)
             copied.values(WAITING, plain_waiting(waiting))
             if waiting:
-                position, seen, ordered = waiting[-1].position, waiting[-1].seen, waiting[-1].order
+                last = waiting[-1]
+                position, seen, ordered, opened = last.position, last.seen, last.order, last.opened
         if ranks.world_size() > 1 and ranks.rank() == 0:
             copied.values(LENGTHS, seen)
         if ordered is not None and ranks.rank() == 0:
             copied.values(ORDER, ordered)
+        if opened is not None:
+            copied.values(OPEN, opened)
         return position
 
     def load(self, directory: Path, position: int) -> None:
         """Restores the state that `save` copied and returned; batches sampled for steps after that are dropped."""
         self._seen = load_values(directory, LENGTHS, rank=0)
         self._ordered = load_values(directory, ORDER, rank=0)
+        opened = [load_values(directory, OPEN, rank=rank) for rank in range(count_values(directory, OPEN))]
         if self._ahead:
-            self._ahead.start_over(load_waiting(directory, seen=self._seen, order=self._ordered))
+            self._ahead.start_over([])  # nothing is sampled while the state changes
+        if self._groups:
+            self._groups.restore(opened)
+            self._opened = self._groups.state()
+            self._scorings.clear()
+        if self._ahead:
+            waiting = load_waiting(directory, seen=self._seen, order=self._ordered, opened=self._opened)
+            self._ahead.start_over(waiting)
         self._lengths.restore(self._seen)
         self._components.order.restore(self._ordered)
         self._position = self._components.order.position = position
@@ -153,7 +171,9 @@ class RolloutSource:
             return self._together(shares, places)
 
         groups, surplus_tokens = self._training.prompts_per_step, 0
-        if self._dynamic is None:
+        if self._groups:
+            rollouts = self._continue(step, self._groups, clock)
+        elif self._dynamic is None:
             rollouts = sample(0, groups)
         else:
             if self._dynamic.refill == "stream":
@@ -167,9 +187,81 @@ class RolloutSource:
                 by_term=self._by_term,
             )
         order = self._components.order
+        opened = self._groups.state() if self._groups else None
         return QueuedBatch(
-            step, rollouts, order.position, clock.seconds("rollout"), self._lengths.state(), order.state()
+            step, rollouts, order.position, clock.seconds("rollout"), self._lengths.state(), order.state(), opened
         )
+
+    def _open_groups(self) -> OpenGroups:
+        """Returns the list of open groups, which is empty."""
+        size, groups = self._training.group_size, self._training.prompts_per_step
+        held = self._components.spec.rollout.max_concurrent * sum(self._samplers) // size
+        in_flight = size * max(1, min(groups, held))
+        return OpenGroups(groups=groups, group_size=size, in_flight=in_flight, samplers=self._samplers)
+
+    def _continue(self, step: int, open_groups: OpenGroups, clock: Stopwatch) -> StepRollouts:
+        """Continues the open groups, and begins others, until enough have ended for a step. Returns those."""
+        begun = 0
+
+        def begin(on_ranks: Sequence[int]) -> list[OpenGroup]:
+            nonlocal begun
+            problems = self._components.order.take(len(on_ranks))
+            seeds = [seed_of(self._components.seed, step, begun + place) for place in range(len(on_ranks))]
+            begun += len(on_ranks)
+            return [open_groups.begin(*each) for each in zip(on_ranks, problems, seeds, strict=True)]
+
+        def ended(group: OpenGroup) -> None:
+            with clock("reward", on_host=True):  # called while the engine computes the next tokens
+                self._begin_scoring(group)
+
+        with ranks.Exchange(what="rollouts", gather=self._gather) as exchange:
+            sampling = PartialSampling(
+                open_groups,
+                self._components.sampler,
+                self._sampling,
+                prompt=self._components.prompts.__getitem__,
+                begin=begin,
+                on_group=ended,
+                exchange=exchange,
+            )
+            with clock("rollout"), memory_of_sampler(self._components.spec.rollout, self._components.device):
+                taken = sampling.run()
+            mine = [group for group in taken if group.responses]
+            share = self._ended_groups(mine, clock) if mine else None
+            shares = exchange(lambda: share, for_others=_known_to_others)
+        places = [
+            np.array([place for place, group in enumerate(taken) if group.rank == rank], dtype=np.int64)
+            for rank in range(ranks.world_size())
+        ]
+        batch = self._together(shares, places)
+        figures = {
+            "partial/continued_fraction": float(np.mean([len(parts) > 1 for parts in batch.versions])),
+            "partial/unfinished": float(open_groups.unfinished),
+        }
+        return replace(batch, figures=figures)
+
+    def _begin_scoring(self, group: OpenGroup) -> Scoring:
+        """Starts to score the responses of a group that has ended."""
+        self._scorings[group.number] = scoring = self._scoring([self._prompt_of(group)])
+        for member, response in enumerate(group.responses):
+            scoring.begin(member, response.rollout())
+        return scoring
+
+    def _prompt_of(self, group: OpenGroup) -> SeededPrompt:
+        prompt = tuple(self._components.prompts[group.problem])
+        return SeededPrompt(self._components.problems[group.problem], prompt, group.seed)
+
+    def _ended_groups(self, groups: Sequence[OpenGroup], clock: Stopwatch) -> StepRollouts:
+        """Returns groups of this rank that have ended, with their scores."""
+        shares = []
+        for group in groups:
+            # A checkpoint has no scores: after a resume they are computed again.
+            scoring = self._scorings.pop(group.number, None) or self._begin_scoring(group)
+            prompt, rollouts = self._prompt_of(group), tuple(response.rollout() for response in group.responses)
+            whole = RolloutGroup(prompt.token_ids, rollouts, self._components.sampler.policy_version)
+            shares.append(self._scored([whole], [prompt], [group.problem], scoring, clock))
+            self._scorings.pop(group.number, None)
+        return join([share for share in shares if share])
 
     def _stream(self, step: int, dynamic: DynamicSampling, clock: Stopwatch) -> tuple[StepRollouts, int]:
         """Streams the prompts that a step needs. Returns their groups, in the order of the prompts, and the number of

@@ -101,7 +101,14 @@ class Sampler(Protocol):
         """
         ...
 
-    def serve(self, next_turns: NextTurns, *, sampling: Sampling, on_response: OnResponse) -> int:
+    def serve(
+        self,
+        next_turns: NextTurns,
+        *,
+        sampling: Sampling,
+        on_response: OnResponse,
+        on_unfinished: OnResponse | None = None,
+    ) -> int:
         """Samples turns as they are requested, until `next_turns` ends the call. A turn starts while others are
         running.
 
@@ -113,6 +120,8 @@ class Sampler(Protocol):
             sampling: temperature, top_p, top_k, and the conditions that end a turn.
             on_response: called in this thread with the number of a turn, counted from 0 in the order of the requests,
                 and the turn as a separate rollout. Not called for a turn that is unfinished at the end.
+            on_unfinished: called like `on_response`, at the end, with the tokens so far of each turn that is unfinished
+                and has any. With it, no request continues a turn that has ended.
         Returns:
             Sampled tokens of the turns that were unfinished at the end.
         Raises:
@@ -194,7 +203,14 @@ class InProcessSampler(ABC):
 
         return self._sample(prompts, group_size, sampling, seeds, limits, on_response, admitted)
 
-    def serve(self, next_turns: NextTurns, *, sampling: Sampling, on_response: OnResponse) -> int:
+    def serve(
+        self,
+        next_turns: NextTurns,
+        *,
+        sampling: Sampling,
+        on_response: OnResponse,
+        on_unfinished: OnResponse | None = None,
+    ) -> int:
         """Samples turns as they are requested; see Sampler."""
         contexts: list[Sequence[int]] = []
         seeds: list[int] = []
@@ -210,7 +226,9 @@ class InProcessSampler(ABC):
             seeds.extend(drawn)
             return len(contexts)
 
-        return self._sample(contexts, 1, sampling, seeds, limits, on_response, admitted, open_ended=True)
+        return self._sample(
+            contexts, 1, sampling, seeds, limits, on_response, admitted, open_ended=True, on_unfinished=on_unfinished
+        )
 
     @property
     @abstractmethod
@@ -238,6 +256,7 @@ class InProcessSampler(ABC):
         admit: AdmitMore | None = None,
         *,
         open_ended: bool = False,
+        on_unfinished: OnResponse | None = None,
     ) -> int:
         """Samples prompts, all at once or as they are admitted. Returns the tokens of responses that did not end.
 
@@ -250,6 +269,7 @@ class InProcessSampler(ABC):
             on_response: see Sampler.
             admit: see Sampler. None: all prompts start.
             open_ended: whether `admit` is also called when responses have ended.
+            on_unfinished: see Sampler.serve.
         """
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
+from specs.schema.schedule import ValueSchedule
 
 
 def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
@@ -134,6 +135,32 @@ def replayed_routing(experiment: Experiment) -> Iterator[Issue]:
         yield Issue("routing replay does not support ranks that share sequences", path, given, hint=hint)
 
 
+def partial(experiment: Experiment) -> Iterator[Issue]:
+    """Responses can continue in the next step only if they are single turns, whose end their own tokens show."""
+    rollout = experiment.rollout
+    if not rollout.partial:
+        return
+    path, without = ("rollout", "partial"), "leave partial out"
+    if not rollout.max_staleness:
+        hint = f"write rollout.max_staleness: 1, or {without}"
+        yield Issue("a response that continues is older than its step", path, "true with max_staleness 0", hint=hint)
+    if (kind := rollout.rollouter.type) != "single_turn":
+        given = f"true with rollouter {kind}"
+        yield Issue("a response of several turns cannot continue in the next step", path, given, hint=without)
+    if rollout.dynamic_sampling:
+        hint = "leave one of them out"
+        yield Issue("both choose the groups of a step", path, "true with dynamic_sampling", hint=hint)
+    if rollout.stop:
+        problem = "a stop text that two steps sample would not be seen"
+        yield Issue(problem, path, f"true with stop {', '.join(map(repr, rollout.stop))}", hint="leave one of them out")
+    if isinstance(rollout.temperature, ValueSchedule):
+        problem = "the tokens before the cut would have another temperature"
+        yield Issue(problem, path, "true with a schedule of temperature", hint="leave one of them out")
+    if rollout.replay_routing:
+        problem = "the experts of the tokens before the cut are not kept"
+        yield Issue(problem, path, "true with replay_routing", hint="leave one of them out")
+
+
 def summed_divergence(experiment: Experiment) -> Iterator[Issue]:
     """A divergence that is summed over tokens needs the reference's distribution at every token."""
     if (kl := experiment.objective.summed_over) == "sampled":
@@ -159,4 +186,5 @@ RULES = (
     mask_truncated,
     sampler_logprobs,
     replayed_routing,
+    partial,
 )

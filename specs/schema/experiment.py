@@ -156,6 +156,14 @@ class Experiment(Spec):
         return self.rollout.on_machines(self.launcher.engine_machines)
 
     @property
+    def in_flight(self) -> int:
+        """Responses under way at once with `rollout.partial`, in whole groups: those of a step, or fewer if the
+        samplers hold fewer. The responses of each step depend on it."""
+        size = self.training.group_size
+        held = self.rollout.max_concurrent * self.samplers // size
+        return size * max(1, min(self.training.prompts_per_step, held))
+
+    @property
     def concurrent_evaluation(self) -> Self:
         """Spec of the `evaluation.concurrent_ranks` that evaluate checkpoints during training."""
         ranks = self.evaluation.concurrent_ranks

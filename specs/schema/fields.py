@@ -192,6 +192,7 @@ _OURS = {
     "rollout.tensor_parallel_size": "tensor_model_parallel_size vllm_tensor_parallel_size",
     "rollout.max_concurrent": "max_inflight_rollouts max_num_seqs",
     "rollout.max_staleness": "max_async_level async_level max_off_policy_steps",
+    "rollout.partial": "partial_rollout partial_rollouts",
     "rollout.correction": "vllm_importance_sampling_correction rollout_is",
     "rollout.correction.type": "vllm_importance_sampling_mode truncated_importance_sampling_type",
     "rollout.correction.low": "vllm_importance_sampling_clip_min truncated_importance_sampling_ratio_min",

@@ -365,6 +365,12 @@ class SamplerSection(Spec):
     fails, the run ends after the current step without a checkpoint of it, since only the sampler still had those
     weights; another attempt resumes from the checkpoint before. 0 samples under the weights with which the step's
     training begins."""
+    partial: bool = addition(False)
+    """Responses that are not done continue in the next step, with max_staleness above 0: sampling for a step ends as
+    soon as prompts_per_step groups have ended, and the others continue under the next weights, from their own tokens.
+    Each token has the logprob and the policy_version of the policy that sampled it. As many responses as a step has are
+    under way at once, if max_concurrent of all samplers allows it. Long responses are trained on later than short ones,
+    with tokens that are up to staleness/max steps old."""
     replay_routing: bool = addition(False)
     """For mixtures of experts, with rollouter single_turn: the learner routes each token to the experts that the
     sampler chose, arXiv:2510.11370; the reference policy chooses its own. Without it, small differences in arithmetic

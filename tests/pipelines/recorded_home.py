@@ -192,6 +192,7 @@ def record_tokens(
                 "clipped": np.abs(moved) > 0.05,
                 "entropy": rng.exponential(0.6, of.size),
                 "sampled": sampled | (position > 0),
+                "policy_version": step - 1,
             },
         )
     writer.flush()
@@ -256,6 +257,7 @@ def record_conversation(
                 "token_id": np.concatenate(ids),
                 "clipped": pa.array(np.zeros(sampled.size, bool), mask=~sampled),
                 "sampled": sampled,
+                "policy_version": pa.array(np.full(sampled.size, step - 1, np.int32), mask=~sampled),
                 **dict.fromkeys(
                     ("logprob", "old_logprob", "rollout_logprob", "ref_logprob", "ratio", "entropy"), figures
                 ),

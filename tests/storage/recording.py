@@ -234,6 +234,7 @@ def token_columns(step: int, rollouts: int, tokens: int) -> dict[str, Any]:
         "clipped": False,
         "entropy": 1.0,
         "sampled": True,
+        "policy_version": step - 1,
     }
 
 

@@ -97,7 +97,8 @@ def _of_spec(file: Path, overrides: list[str]) -> "dict[str, list[Named]]":
     beside: dict[str, Named] = {}
     for cell, left_out, short in zip(cells, left, cell_labels(varied), strict=True):
         objective, turns = cell.experiment.objective, turns_of(cell.experiment)
-        key = objective.model_dump_json(), turns, json.dumps(left_out, sort_keys=True)
+        read = [left_out, cell.experiment.rollout.partial]
+        key = objective.model_dump_json(), turns, json.dumps(read, sort_keys=True)
         if key in named:
             continue
         if issue := refused(objective):

@@ -96,9 +96,11 @@ class SlotCache(Cache):
         self.rows, self.ends, self.width = rows, ends, width
 
     def reserve(self, *, slots: int, width: int) -> None:
-        """Makes room for `width` positions; replaces a buffer that is too narrow by one with `slots` slots."""
-        if width > self.capacity:
-            self.slots, self.capacity = slots, max(width, int(self.capacity * _GROWTH))
+        """Makes room for `width` positions, and `slots` slots if there are fewer; replaces a buffer that is too narrow
+        by one with `slots` slots."""
+        if width > self.capacity or slots > self.slots:
+            wider = max(width, int(self.capacity * _GROWTH)) if width > self.capacity else self.capacity
+            self.slots, self.capacity = slots, wider
             for layer in self._slot_layers:
                 layer.resize()
 

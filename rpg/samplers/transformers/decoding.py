@@ -74,6 +74,7 @@ class Decoding:
         self.entered = 0
         """Number of responses that have had a slot. They get slots in order: response i is the (i mod group_size)-th to
         prompt i // group_size."""
+        self.max_concurrent = max_concurrent
         slots = min(max_concurrent, max(admitted, 1) * group_size)
         longest = max([sampling.max_response_length if open_ended else 0, *limits], default=0)
         self.responses = np.zeros(slots, dtype=np.int64)
@@ -94,6 +95,8 @@ class Decoding:
         """List of the experts of each pass; None if they are not requested."""
         self.experts = np.empty(slots if taken is not None else 0, dtype=object)
         """Experts of the tokens that each slot has been fed, in parts. [tokens, layers, experts a token] each"""
+        self.optional = [name for name, used in (("watches", watch), ("experts", taken is not None)) if used]
+        """Names of those arrays above with an entry a slot that only some calls use."""
         self.prefilled_experts: list[NDArray[np.int16]] = []
         """Experts of the prompts in `prefilled`, in the order of its rows."""
         self.active = 0
@@ -110,7 +113,9 @@ class Decoding:
         self.max_length = max_length
         self.returning = ReturningContexts()
 
-    def run(self, on_response: OnResponse, admit: AdmitMore | None = None) -> int:
+    def run(
+        self, on_response: OnResponse, admit: AdmitMore | None = None, on_unfinished: OnResponse | None = None
+    ) -> int:
         """Samples until all responses to the admitted prompts have ended, or `admit` ends the call; see
         InProcessSampler.
 
@@ -126,6 +131,7 @@ class Decoding:
                 if admitted is None:
                     break
                 self.admitted = admitted
+                self._add_slots()
                 self._admit(np.arange(self.active, len(self.responses)))
                 continue
             self._step()
@@ -138,12 +144,24 @@ class Decoding:
             done = ended | (self.counts[: self.active] >= self.most[: self.active])
             if done.any():
                 for slot in np.flatnonzero(done):
-                    if self.open_ended and ended[slot]:
+                    if self.open_ended and ended[slot] and not on_unfinished:
                         self._keep(int(slot))
                     on_response(int(self.responses[slot]), self._rollout(slot, stopped=bool(ended[slot])))
                 self._refill(np.flatnonzero(done))
                 asks = self.open_ended
+        if on_unfinished:
+            for slot in np.flatnonzero(self.counts[: self.active]):
+                on_unfinished(int(self.responses[slot]), self._rollout(slot, stopped=False))
         return int(self.counts[: self.active].sum())
+
+    def _add_slots(self) -> None:
+        """Adds slots if more responses are under way than at first, up to `max_concurrent`."""
+        under_way = self.active + self.admitted * self.group_size - self.entered
+        missing = min(under_way, self.max_concurrent) - len(self.responses)
+        for name in ("responses", "lengths", "counts", "most", "feed", "noise", "tokens", "logprobs", *self.optional):
+            values = getattr(self, name)
+            added = np.zeros((max(missing, 0), *values.shape[1:]), dtype=values.dtype)
+            setattr(self, name, np.concatenate([values, added]))
 
     def _rollout(self, slot: np.int64, *, stopped: bool) -> Rollout:
         count = self.counts[slot]

@@ -80,6 +80,7 @@ class TransformersSampler(InProcessSampler):
         admit: AdmitMore | None = None,
         *,
         open_ended: bool = False,
+        on_unfinished: OnResponse | None = None,
     ) -> int:
         admitted = admit("idle") if admit else len(prompts)
         if admitted is None:
@@ -102,7 +103,7 @@ class TransformersSampler(InProcessSampler):
                 max_length=self._max_length,
                 taken=taken,
             )
-            return decoding.run(on_response, admit)
+            return decoding.run(on_response, admit, on_unfinished)
 
     @property
     def max_length(self) -> int:

@@ -150,12 +150,20 @@ class DedicatedSampler:
 
         return sum(self._results("stream", _in_call(shares, group_size, on_response), admitted))
 
-    def serve(self, next_turns: NextTurns, *, sampling: Sampling, on_response: OnResponse) -> int:
+    def serve(
+        self,
+        next_turns: NextTurns,
+        *,
+        sampling: Sampling,
+        on_response: OnResponse,
+        on_unfinished: OnResponse | None = None,
+    ) -> int:
         """Samples turns as they are requested; see Sampler. All engines wait during `next_turns`. The turns of a prompt
         go to one engine. Several engines ask for turns every ADMISSION_STEPS steps, and not when a turn has ended."""
         asks = "always" if self.engines == 1 else "together"
+        wanted = {"next_turns": asks, "on_response": True, "on_unfinished": on_unfinished is not None}
         for engine in range(self.engines):
-            self._send(engine, "serve", {"sampling": sampling, "next_turns": asks, "on_response": True})
+            self._send(engine, "serve", {"sampling": sampling, **wanted})
         numbers: list[list[int]] = [[] for _ in self._processes]
         count = 0
 
@@ -175,7 +183,11 @@ class DedicatedSampler:
         def ended(engine: int, number: int, rollout: Rollout) -> None:
             on_response(numbers[engine][number], rollout)
 
-        return sum(self._results("serve", ended, turns))
+        def cut(engine: int, number: int, rollout: Rollout) -> None:
+            assert on_unfinished is not None
+            on_unfinished(numbers[engine][number], rollout)
+
+        return sum(self._results("serve", ended, turns, on_unfinished=cut))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
         """Transfers the weights: by nccl or ipc on GPUs, as safetensors on a CPU."""
@@ -239,6 +251,7 @@ class DedicatedSampler:
         answers: Callable[[list[Any]], Sequence[Any]] | None = None,
         *,
         of: Sequence[int] | None = None,
+        on_unfinished: Callable[[int, int, Rollout], None] | None = None,
     ) -> list[Any]:
         """Receives messages until each engine has its result, and returns these.
 
@@ -247,11 +260,13 @@ class DedicatedSampler:
             on_response: called with engine, index and response.
             answers: returns an answer for each engine, given the questions of all.
             of: engines that were called. If left out, all of them.
+            on_unfinished: called with engine, index and the tokens so far of an unfinished turn.
         Raises:
             SpecError, ValueError: an engine raised it. By then all others have ended the call.
             EngineProcessError: an engine failed otherwise, or has ended.
         """
         engines = list(range(self.engines) if of is None else of)
+        told = {"response": on_response, "unfinished": on_unfinished}
         results: dict[int, Any] = {}
         questions: dict[int, Any] = {}
         refusals: list[Exception] = []
@@ -260,12 +275,13 @@ class DedicatedSampler:
                 kind, value = self._receive(engine, method)
                 if kind == "question":
                     questions[engine] = value
-                elif kind != "response":
+                elif kind not in told:
                     results[engine] = value
                     refusals += _refusal(method, kind, value)
                 elif not refusals:
-                    assert on_response is not None
-                    on_response(engine, *value)
+                    callback = told[kind]
+                    assert callback is not None
+                    callback(engine, *value)
             if refusals or len(questions) == len(engines):
                 asked = list(questions)
                 given = answers([questions[engine] for engine in engines]) if answers and not refusals else None

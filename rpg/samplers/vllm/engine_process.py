@@ -24,8 +24,8 @@ Call = tuple[str, dict[str, Any]]
 Reply = tuple[str, Any]
 """Kind and content. While sampling: ("response", (index, rollout)). During `stream` also ("question", None): the
 trainer answers how many prompts may start, or None. During `serve` ("question", pause): it answers which turns begin,
-or None. At the end of a call: ("result", returned value), ("spec_error", issues), ("value_error", message) or
-("failed", traceback)."""
+or None, and ("unfinished", (number, rollout)) follows for each unfinished turn. At the end of a call: ("result",
+returned value), ("spec_error", issues), ("value_error", message) or ("failed", traceback)."""
 
 METHODS = frozenset(
     {
@@ -67,6 +67,8 @@ def serve(connection: Any) -> None:
             method, arguments = connection.recv()
             if arguments.get("on_response"):
                 arguments["on_response"] = lambda *response: connection.send(("response", response))
+            if arguments.get("on_unfinished"):
+                arguments["on_unfinished"] = lambda *response: connection.send(("unfinished", response))
             if arguments.get("admit"):
                 arguments["admit"] = lambda: _ask(connection)
             if asks := arguments.get("next_turns"):

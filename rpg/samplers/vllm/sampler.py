@@ -52,6 +52,7 @@ class VllmSampler(InProcessSampler):
         admit: AdmitMore | None = None,
         *,
         open_ended: bool = False,
+        on_unfinished: OnResponse | None = None,
     ) -> int:
         if sampling.stop:
             self._need_tokenizer()
@@ -69,7 +70,7 @@ class VllmSampler(InProcessSampler):
                 rollout = replace(rollout, experts=_experts(output))
             on_response(index, rollout)
 
-        return self._run(requests, len(prompts), finished, admit, open_ended=open_ended)
+        return self._run(requests, len(prompts), finished, admit, open_ended=open_ended, on_unfinished=on_unfinished)
 
     @property
     def max_length(self) -> int:
@@ -180,6 +181,7 @@ class VllmSampler(InProcessSampler):
         admit: AdmitMore | None = None,
         *,
         open_ended: bool = False,
+        on_unfinished: OnResponse | None = None,
     ) -> int:
         """Runs the requests of all prompts, or of those that `admit` allows until it ends the call.
 
@@ -190,6 +192,7 @@ class VllmSampler(InProcessSampler):
                 the other requests are aborted.
             admit: see InProcessSampler.
             open_ended: see InProcessSampler.
+            on_unfinished: see InProcessSampler; called in the order of the requests.
         Returns:
             Sampled tokens of the requests that had not ended.
         """
@@ -227,8 +230,13 @@ class VllmSampler(InProcessSampler):
                             asks = open_ended
                     show_work()
                     steps += 1
-                states = engine.output_processor.request_states.values()
-                return sum(state.detokenizer.num_output_tokens() for state in states)
+                states = engine.output_processor.request_states
+                if on_unfinished:
+                    for name, index in indices.items():
+                        state = next(state for key, state in states.items() if key.partition("-")[0] == name)
+                        if state.detokenizer.num_output_tokens():
+                            on_unfinished(index, _unfinished(state))
+                return sum(state.detokenizer.num_output_tokens() for state in states.values())
             finally:
                 if indices:
                     engine.abort_request(list(indices))
@@ -284,6 +292,13 @@ def _rollout(output: "RequestOutput", *, certain: bool) -> Rollout:
     logprobs = tuple(0.0 if certain else entry[token].logprob for token, entry in drawn)
     reason: FinishReason = "stop" if completion.finish_reason == "stop" else "length"
     return Rollout((Turn(tokens, logprobs),), reason)
+
+
+def _unfinished(state: Any) -> Rollout:
+    """Returns the tokens so far of a request that the engine's output processor still holds (vLLM's own interface)."""
+    tokens, drawn = state.detokenizer.output_token_ids, state.logprobs_processor.logprobs
+    logprobs = tuple(entry[token].logprob for token, entry in zip(tokens, drawn, strict=True))
+    return Rollout((Turn(tuple(tokens), logprobs),), "length")
 
 
 def _experts(output: "RequestOutput") -> NDArray[np.integer[Any]]:

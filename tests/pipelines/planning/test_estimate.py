@@ -95,7 +95,7 @@ def test_a_recorded_token_takes_the_bytes_that_the_plan_counts(tmp_path: Path) -
     }
     kinds = {np.dtype("int64"): np.int32, np.dtype("float64"): np.float32}
     rows = {name: values.astype(kinds[values.dtype]) for name, values in columns.items()}
-    flags = {"clipped": np.abs(rows["ratio"] - 1) > 0.03, "sampled": np.ones(count, dtype=bool)}
+    flags = {"clipped": np.abs(rows["ratio"] - 1) > 0.03, "sampled": np.ones(count, dtype=bool), "policy_version": 0}
     writer = SegmentWriter(tmp_path, "tiny-s0-0a1b2c3d", 1)
     writer.columns(TokenRow, {"step": 1, **rows, **flags})
     writer.flush()

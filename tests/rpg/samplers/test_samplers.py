@@ -352,6 +352,28 @@ def test_who_gives_turns_may_end_the_call_in_the_middle(engine: Sampler) -> None
     assert (left > 0) == (not rollouts)
 
 
+def test_an_unfinished_turn_goes_on_where_it_was_cut(engine: Sampler) -> None:
+    """Both parts are drawn from the policy, the second one from the first's end; a turn that has ended is not told."""
+    ended: dict[int, Rollout] = {}
+    cut: dict[int, Rollout] = {}
+    turns = [[TurnRequest(tuple(PROMPT), seed=seed, limit=60) for seed in range(20)], None]
+    left = engine.serve(
+        lambda pause: [] if pause == "ended" else turns.pop(0),
+        sampling=sampling(60),
+        on_response=ended.__setitem__,
+        on_unfinished=cut.__setitem__,
+    )
+    assert left == sum(rollout.num_sampled for rollout in cut.values()) > 0
+    assert sorted([*ended, *cut]) == list(range(20))
+    whole = engine.generate([PROMPT] * 20, group_size=1, sampling=sampling(60), seeds=range(20))
+    for number, rollout in (ended | cut).items():
+        expected, count = whole[number].rollouts[0], rollout.num_sampled
+        assert rollout.response_ids == expected.response_ids[:count]
+        assert rollout.rollout_logprobs == pytest.approx(expected.rollout_logprobs[:count], abs=1e-4)
+        assert (number in ended) == (count == expected.num_sampled)
+    assert len({rollout.num_sampled for rollout in cut.values()}) == 1, "all were cut at one time"
+
+
 def test_a_turn_without_room_is_named(engine: Sampler) -> None:
     with pytest.raises(ValueError, match="prompt 0 has 0 tokens"):
         engine.serve(lambda _: [TurnRequest((), seed=1, limit=3)], sampling=sampling(4), on_response=lambda *_: None)

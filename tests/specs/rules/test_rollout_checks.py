@@ -42,6 +42,42 @@ def test_a_choice_of_experts_is_replayed_for_single_turns_and_whole_rows_alone(
     assert "hint: leave replay_routing out\n" in text
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            "partial: true",
+            "a response that continues is older than its step\n"
+            "    11 | rollout: {max_response_length: 32, partial: true}\n"
+            "  given: true with max_staleness 0\n"
+            "  hint: write rollout.max_staleness: 1, or leave partial out\n",
+        ),
+        (
+            "partial: true, max_staleness: 1, rollouter: {type: tools, tools: [{type: calculator}]}",
+            "given: true with rollouter tools\n",
+        ),
+        ("partial: true, max_staleness: 1, dynamic_sampling: {}", "given: true with dynamic_sampling\n"),
+        ("partial: true, max_staleness: 1, stop: [END]", "given: true with stop 'END'\n"),
+        (
+            "partial: true, max_staleness: 1, temperature: {schedule: [[1, 1.0], [3, 0.8]], between: linear}",
+            "given: true with a schedule of temperature\n",
+        ),
+        ("partial: true, max_staleness: 1, replay_routing: true", "given: true with replay_routing\n"),
+        ("partial: true, max_staleness: 1, top_p: 0.9", "given: top_p 0.9\n"),
+    ],
+)
+def test_what_responses_that_continue_exclude_is_named(fields: str, expected: str) -> None:
+    assert expected in message(with_rollout(fields))
+
+
+def test_responses_continue_with_sampling_ahead() -> None:
+    spec = load_experiment(write(with_rollout("partial: true, max_staleness: 1")))
+    assert spec.rollout.partial
+    assert spec.in_flight == spec.training.prompts_per_step * spec.training.group_size
+    held = spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"max_concurrent": 1})})
+    assert held.in_flight == spec.training.group_size, "at least a group's"
+
+
 def test_sampling_ahead_of_the_whole_training_is_named() -> None:
     assert warnings(with_rollout("max_staleness: 3")) == (
         "spec.yaml:11: rollout.max_staleness: the initial policy samples every batch\n"
