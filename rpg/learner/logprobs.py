@@ -196,7 +196,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 entropy[part] = total.log() - exponentials.mul_(shifted).sum(-1) / total
                 continue
             entropy[part] = total.log() - _dot(exponentials, shifted) / total
-            comparison.add(part, shifted.sub_(total.log()[:, None]), exponentials.div_(total[:, None]))
+            comparison.add(part, shifted.sub_(total.log()[:, None]), exponentials, total)
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
         ctx.temperature, ctx.chunk, ctx.in_kernel, ctx.comparison = temperature, chunk, in_kernel, comparison
         ctx.set_materialize_grads(False)
@@ -283,14 +283,15 @@ class _Comparison:
         self._normaliser[part] = highest + log_total
         shifted.sub_(log_total[:, None])
 
-    def add(self, part: slice, log_p: Tensor, policy: Tensor) -> None:
-        """Computes the divergences of a chunk from log π and π [chunk, vocabulary]. Overwrites `log_p`."""
+    def add(self, part: slice, log_p: Tensor, exponentials: Tensor, total: Tensor) -> None:
+        """Computes the divergences of a chunk from log π and π times `total` [chunk, vocabulary]. Overwrites
+        `log_p`."""
         assert self._block is not None, "it is prepared"
         log_q = self._block[: len(log_p), : log_p.shape[1]]
         log_ratio, reference = log_p.sub_(log_q), log_q.exp_()
         is_whole = self._block.shape[1] == log_p.shape[1]  # otherwise the reference has further tokens
-        mass = torch.ones_like(policy[:, 0]) if is_whole else reference.sum(-1)
-        reverse, forward = _dot(policy, log_ratio), -_dot(reference, log_ratio)
+        mass = torch.ones_like(total) if is_whole else reference.sum(-1)
+        reverse, forward = _dot(exponentials, log_ratio) / total, -_dot(reference, log_ratio)
         self._inner[part], self._mass[part] = reverse, mass
         # Both are at least 0 but for rounding.
         self.reverse[part] = (reverse - 1 + mass).clamp(min=0)
@@ -306,7 +307,7 @@ class _Comparison:
                 self.value[part] = forward + 1 - mass
             case "jensen_shannon":
                 share = log_share(log_ratio)
-                self._inner[part] = _dot(policy, share) / 2
+                self._inner[part] = _dot(exponentials, share) / total / 2
                 self.value[part] = self._inner[part] + (_dot(reference, share) + forward) / 2
             case "none":
                 self.value[part] = 0
@@ -332,12 +333,12 @@ class _Comparison:
         value, logprobs = from_value[:, None], along[:, None]
         match self._compared.divergence:
             case "reverse" | "unnormalized_reverse":
-                weight = log_q.neg_().add_(log_p).sub_(inner).mul_(value).sub_(logprobs)
+                weight = torch.sub(log_p, log_q, out=log_q).mul_(value).sub_(inner * value + logprobs)
                 slope = log_p.exp_().mul_(weight)
             case "forward" | "unnormalized_forward":
                 slope = log_p.exp_().mul_(value * mass - logprobs).sub_(log_q.exp_().mul_(value))
             case "jensen_shannon":
-                weight = log_share(log_q.neg_().add_(log_p)).div_(2).sub_(inner).mul_(value).sub_(logprobs)
+                weight = log_share(torch.sub(log_p, log_q, out=log_q)).mul_(value / 2).sub_(inner * value + logprobs)
                 slope = log_p.exp_().mul_(weight)
             case "none":
                 slope = log_p.exp_().mul_(-logprobs)
