@@ -21,7 +21,9 @@ from torch import Tensor
 
 from rpg.objectives.distribution import log_share
 from rpg.objectives.terms import Terms, bounded_exp
-from specs.schema.base_objective import Divergence, direction_of
+from specs.schema.base_objective import Divergence
+
+_FORWARD = ("forward", "unnormalized_forward")
 
 
 def forward_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
@@ -200,7 +202,7 @@ def rest_weight(divergence: Divergence, log_ratio: Tensor, terms: Terms, *, per_
         at, reference = torch.zeros_like(log_ratio), terms.log_reference - log_ratio
     own = WEIGHTS[divergence](at, reference) * _reached(terms, divergence)
     weight = torch.where(terms.state.outside, own, 0.0)
-    if not terms.to_go or direction_of(divergence) == "forward":
+    if not terms.to_go or divergence in _FORWARD:
         return weight
     return weight - bounded_exp(at) * _later(divergence, terms)
 
@@ -216,7 +218,7 @@ def rest_loss(divergence: Divergence, terms: Terms) -> Tensor:
 def _reached(terms: Terms, divergence: Divergence) -> Tensor:
     """Returns the factor that makes the sampler's states those of the divergence: at level to_go of a forward one the
     product of q before each token. Constant."""
-    if terms.to_go and direction_of(divergence) == "forward":
+    if terms.to_go and divergence in _FORWARD:
         return bounded_exp(terms.log_reference_so_far - terms.log_reference)
     return torch.ones_like(terms.log_reference)
 

@@ -3,6 +3,6 @@
 vLLM itself is imported when an engine starts, so that the other code can be imported and tested without it.
 """
 
-from rpg.samplers.vllm.placement import open_sampler
+from rpg.samplers.vllm.opening import open_sampler
 
 __all__ = ["open_sampler"]

@@ -92,7 +92,7 @@ def test_every_section_is_strict_frozen_and_described():
 
 def test_the_json_schema_carries_the_documentation_and_knows_extends():
     schema = json_schema("experiment")["$defs"]
-    assert schema["File"]["properties"]["seeds"]["description"].startswith("One run each")
+    assert schema["File"]["properties"]["seeds"]["description"].startswith("Seeds of the prompt order")
     assert schema["File"]["properties"]["extends"]["type"] == "string"
     assert "required" not in schema["TrainingPart"]
     assert "steps" in schema["Training"]["required"]

@@ -17,7 +17,8 @@ from rpg.samplers import open_sampler
 from rpg.samplers.sampling_ranks import own_samplers
 from rpg.samplers.vllm.dedicated import DedicatedSampler, EngineProcessError
 from rpg.samplers.vllm.engine import EngineSettings
-from rpg.samplers.vllm.placement import engine_gpus, transfer_to_engines
+from rpg.samplers.vllm.opening import transfer_to_engines
+from rpg.samplers.vllm.placement import engine_gpus
 from rpg.samplers.vllm.sharing import GuestSampler
 from specs.errors import SpecError
 from specs.machine.exit_cause import cause_of

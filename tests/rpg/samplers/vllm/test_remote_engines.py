@@ -21,7 +21,7 @@ from rpg.samplers.sampling_ranks import own_samplers
 from rpg.samplers.vllm import meeting
 from rpg.samplers.vllm.engine import EngineSettings
 from rpg.samplers.vllm.meeting import MeetingError, PlainConnection, await_rank, meet_engine
-from rpg.samplers.vllm.placement import transfer_to_engines
+from rpg.samplers.vllm.opening import transfer_to_engines
 from rpg.samplers.vllm.weight_transfer import directory_in_memory, open_transfer
 from specs.machine.launch import ENGINES_ELSEWHERE
 from specs.schema.rollout import VllmRollout
