@@ -136,7 +136,8 @@ class Place:
 
     def _in_other_variants(self) -> str:
         """Returns a hint that names the variants of this section that have the key; empty if none or many have it."""
-        here, key = (self._root,), str(self.path[-1])
+        here: tuple[Any, ...] = (self._root,)
+        key = str(self.path[-1])
         for part in self.path[:-1]:
             here = below(here, part)
         having = [one for one in here if is_model(one) and key in one.model_fields]
