@@ -458,7 +458,11 @@ def cell_labels(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     distinct = {json.dumps(values, sort_keys=True) for values in cells}
     if len(set(short)) == len(distinct):
         return short
-    return [", ".join(f"{path} {show(value)}" for path, value in values.items()) for values in cells]
+    leaves = [
+        {leaf: item for path, value in values.items() for leaf, item in flatten(value, path).items()}
+        for values in cells
+    ]
+    return [", ".join(f"{path} {show(value)}" for path, value in values.items()) for values in leaves]
 
 
 def short_names(paths: Collection[str]) -> dict[str, str]:
