@@ -93,7 +93,7 @@ class Teacher:
 
     def move(self, *, ema_decay: float = 0.0) -> None:  # noqa: ARG002  # the Protocol's signature
         """Raises ValueError: a teacher does not move."""
-        raise ValueError("a reference of source model does not move")
+        raise ValueError("a reference with source: model is never updated")
 
     @contextmanager
     def passes(self, learner: Passes) -> Iterator[Passes]:  # noqa: ARG002  # the Protocol's signature
@@ -136,7 +136,7 @@ class BaseModel(_Lent):
 
     def move(self, *, ema_decay: float = 0.0) -> None:  # noqa: ARG002  # the Protocol's signature
         """Raises ValueError: an initial policy does not move."""
-        raise ValueError("the initial policy does not move")
+        raise ValueError("the initial policy is never updated")
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

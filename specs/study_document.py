@@ -208,7 +208,7 @@ def _fixed(path: str) -> Issue | None:
     if split(path)[0] == "evaluation" or split(path)[:2] == ("data", "evaluation"):
         return Issue("cannot be searched", hint="trials would be judged by different measures")
     if split(path)[0] in ("launcher", "resources", "stages"):
-        return Issue("cannot be searched", hint="it says where and how work runs and changes no result")
+        return Issue("cannot be searched", hint="it sets where and how work runs, and cannot change a result")
     return None
 
 

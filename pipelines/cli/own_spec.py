@@ -151,7 +151,7 @@ def own_spec(
     if unknown := arguments.missing(columns):
         allowed = ", ".join(columns)
         raise SpecError(
-            Issue("--reward: the function takes what no column holds", (), unknown[0], allowed, "", str(data))
+            Issue("--reward: no column provides this parameter of the function", (), unknown[0], allowed, "", str(data))
         )
     keep = [name for name in arguments.named if name in columns and name not in arguments.given]
     others = [name for name in columns if name not in (prompt, answer, *keep)]

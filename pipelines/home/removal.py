@@ -52,7 +52,7 @@ def removal_of(home: Home, name: str) -> Removal:
     """
     experiment, version = split_name(name)
     if is_study(home, name):
-        raise NotRemovableError(f"{name} is a study, and its trials are what its answer rests on: they stay")
+        raise NotRemovableError(f"{name} is a study whose answer is based on its trials: they are not removed")
     if not is_experiment(home, name):
         runs = [find_run(home, name)]
     elif version:

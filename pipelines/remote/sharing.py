@@ -59,7 +59,7 @@ def _keep_sending(home: Home) -> None:
         try:
             send_unsent(home)
         except Exception as error:  # disk errors, or the storage library's; the next round retries
-            _log.warning("what runs could not send to the object store waits: %s", error)
+            _log.warning("records that runs could not send to the object store are still pending: %s", error)
         time.sleep(_UNSENT_SECONDS)
 
 

@@ -65,7 +65,11 @@ def _advantage(experiment: Experiment) -> Iterator[Issue]:
                 hint="take a reward of at least 0, such as exact_match or math_verify, or another scale",
             )
     if experiment.advantage.rewards == "normalized_each":
-        yield Issue("the mean of normalized terms is 0", path, "group_mean with advantage.rewards normalized_each")
+        yield Issue(
+            "normalized rewards have a mean of 0, which cannot be a divisor",
+            path,
+            "group_mean with advantage.rewards normalized_each",
+        )
 
 
 def _reference(experiment: Experiment) -> Iterator[Issue]:

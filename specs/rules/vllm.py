@@ -37,7 +37,7 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
         )
     if rollout.engines and rollout.ranks_per_engine > 1:
         yield Issue(
-            "rollout.engines tells how many ranks share one",
+            "rollout.engines already determines how many ranks share an engine",
             ("rollout", "ranks_per_engine"),
             given=f"{rollout.ranks_per_engine} with engines {rollout.engines}",
             hint="leave one of them out",

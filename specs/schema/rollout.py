@@ -79,7 +79,7 @@ class Correction(Spec):
         if self.type == "truncate":
             hint = "write type: mask, or measure: ratio"
             raise IssueError(
-                Issue("a difference of probabilities is no weight", ("measure",), "probability", hint=hint)
+                Issue("a difference of probabilities is not a weight", ("measure",), "probability", hint=hint)
             )
         if self.over == "sequence":
             hint = "write over: token or geometric_mean, or measure: ratio"

@@ -64,7 +64,9 @@ def _address(launcher: RayLauncher) -> str:
     if address == "auto":
         _refuse_anothers()
     if "://" in address:
-        raise ClusterError(f"RAY_ADDRESS={address} is of Ray's client, by which no run can be started: give HOST:PORT")
+        raise ClusterError(
+            f"RAY_ADDRESS={address} is an address for Ray's client, which cannot start runs: give HOST:PORT"
+        )
     return address
 
 

@@ -91,7 +91,7 @@ class Command(AgentProgram):
             return Issue(f"a program is begun in a sandbox alone: {lack.reason}", ("type",), self.type, hint=hint)
         for number, path in enumerate(self.readable):
             if not Path(path).is_absolute() or not Path(path).exists():
-                return Issue("no such path", ("readable", number), path, "a whole path that is on this machine")
+                return Issue("no such path", ("readable", number), path, "an absolute path on this machine")
         if not self._program:
             hint = "write its whole path, or put it on the PATH of this machine"
             return Issue("no such program", ("command", 0), given=self.command[0], hint=hint)

@@ -313,5 +313,5 @@ def _experts(output: "RequestOutput") -> NDArray[np.integer[Any]]:
     experts: NDArray[np.integer[Any]] | None = completion.routed_experts
     if experts is None or len(experts) < count:
         told = "none" if experts is None else str(len(experts))
-        raise RuntimeError(f"vLLM told the experts of {told} of {count} tokens")
+        raise RuntimeError(f"vLLM returned the experts of {told} of {count} tokens")
     return experts[:count]

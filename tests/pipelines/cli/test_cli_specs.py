@@ -205,7 +205,7 @@ def test_init_keeps_the_columns_that_a_reward_function_takes_and_counts_each_pro
     assert (code, err.splitlines()[:2]) == (
         2,
         [
-            "sums.csv: --reward: the function takes what no column holds",
+            "sums.csv: --reward: no column provides this parameter of the function",
             "  given: depth    allowed: question, answer, level, note",
         ],
     )

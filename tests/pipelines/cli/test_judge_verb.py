@@ -76,7 +76,7 @@ spec.yaml:28: reward.key: a secret's place belongs here, not the secret
         "plan",
         "type: reward_model, path: model",
         """\
-spec.yaml:28: reward.path: the model has no head that classifies
+spec.yaml:28: reward.path: the model has no classification head
     28 | reward: {JUDGE}
   given: DIR/model: Qwen3ForCausalLM    allowed: a model with a classification head: ...ForSequenceClassification
   hint: a model that writes is a judge: reward.type: judge

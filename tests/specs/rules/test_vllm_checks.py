@@ -27,7 +27,7 @@ def with_engine(fields: str) -> str:
         ),
         (
             ", engines: 2, ranks_per_engine: 2",
-            "rollout.ranks_per_engine: rollout.engines tells how many ranks share one",
+            "rollout.ranks_per_engine: rollout.engines already determines how many ranks share an engine",
         ),
         (", placement: dedicated, sleep: true", "rollout.sleep: a dedicated engine does not share its memory"),
         (", sleep: true}\nresources: {device: cpu", "rollout.sleep: vLLM cannot sleep on a CPU"),
