@@ -267,4 +267,4 @@ def embedding_size(config: "PretrainedConfig") -> int:
 
 def _refuse_code(directory: Path) -> None:
     if found := settings_with_code(directory):
-        raise ModelCodeError(f"{directory} names code to run, which is never run: {', '.join(found)}")
+        raise ModelCodeError(f"{directory} refers to custom code, which is never executed: {', '.join(found)}")

@@ -176,7 +176,7 @@ def multiplied_by_another_file(matrix: Matrix | None, positions: Positions) -> l
         return []
     given = f"{', '.join(own)} here, {', '.join(others)} in {there[others[0]]}: {len(combinations(matrix))} cells"
     hint = f"to vary no others, write `{others[0]}: null` in the same part of the matrix here"
-    return [Issue("the matrix of the extended file varies fields too", ("matrix",), given, hint=hint)]
+    return [Issue("the matrix of the extended file also varies fields", ("matrix",), given, hint=hint)]
 
 
 def varied_place(matrix: Matrix | None, values: Mapping[str, Any], path: Path) -> Path | None:

@@ -338,5 +338,5 @@ def _own_values_outside(document: StudyDocument) -> Iterator[Issue]:
             ("parameters", path),
             "nothing" if own is None else show(own),
             search_space.describe(document.study.parameters[path]),
-            "the baseline is tried with it all the same; widen the range, or set another value under overrides",
+            "the baseline still uses it; widen the range, or set another value under overrides",
         )

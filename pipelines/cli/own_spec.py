@@ -372,7 +372,7 @@ def _column(role: str, usual: Sequence[str], columns: Sequence[str], data: Path,
     if found := next((by_name[name] for name in usual if name in by_name), ""):
         return found
     hint = f"say which: `--{role} COLUMN`"
-    raise SpecError(Issue(f"no column is known to hold the {role}s", (), ", ".join(columns), "", hint, str(data)))
+    raise SpecError(Issue(f"cannot tell which column holds the {role}s", (), ", ".join(columns), "", hint, str(data)))
 
 
 def _beside(path: Path, directory: Path) -> str:

@@ -149,7 +149,7 @@ def _move_away(home: Home, run_id: str, aside: Path) -> None:
         newest = newest_lease(there)
         if newest is None or newest.number != lease.number:
             there.rename(directory)
-            raise NotRemovableError(f"{run_id} was begun meanwhile; `rpg cancel {run_id}` stops it")
+            raise NotRemovableError(f"{run_id} has started meanwhile; `rpg cancel {run_id}` stops it")
 
 
 def _experiments_of(home: Home, run_ids: Collection[str]) -> Iterator[str]:

@@ -47,7 +47,7 @@ class Update(Spec):
 
     @property
     def conditions(self) -> bool:
-        """Whether there is a condition. Without one, a decay updates the reference every step."""
+        """Whether the update has a condition. Without one, a decay updates the reference every step."""
         return bool(largest(self.every_steps) or self.every_updates or self.kl_above or self.plateau)
 
 

@@ -594,7 +594,7 @@ class VllmRollout(SamplerSection):
         if self.placement == "colocated" or not given:
             return
         if given < count * size:
-            engines = f"{given} for {count} engines of {size}"
+            engines = f"{given} GPUs for {count} engines of {size}"
             yield Issue("too few GPUs for the engines", path, given=engines, allowed=f"{count * size}")
         elif len(self.share_gpus(machines)) > 1:
             yield Issue(

@@ -84,7 +84,7 @@ def _refuse_anothers() -> None:
         with contextlib.suppress(FileNotFoundError):
             if path.lstat().st_uid not in (0, os.geteuid()):
                 raise ClusterError(
-                    f"{path} is of user {path.owner()}: give launcher.address, or RAY_ADDRESS, for a cluster of theirs"
+                    f"{path} is of user {path.owner()}: give launcher.address, or RAY_ADDRESS, to use their cluster"
                 )
 
 

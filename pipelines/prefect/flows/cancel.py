@@ -221,8 +221,8 @@ def _clocks_differ(home: Home, run_id: str) -> NotStoppedError:
     does not answer."""
     lease = liveness.newest_lease(home.run(run_id))
     return NotStoppedError(
-        f"{run_id} did not answer: the node {lease.host if lease else 'unknown'} executes it, and its clock is not that"
-        " of this node. The request to stop remains pending"
+        f"{run_id} did not answer: the node {lease.host if lease else 'unknown'} executes it, and its clock differs"
+        " from this node's. The request to stop remains pending"
     )
 
 

@@ -265,7 +265,7 @@ class VllmSampler(InProcessSampler):
             RuntimeError: no weights were loaded since it went to sleep.
         """
         if not self._has_weights:
-            raise RuntimeError("vLLM has slept and has got no weights since")
+            raise RuntimeError("vLLM was asleep and has received no weights since")
         if self._asleep:
             self._llm.wake_up()
             peak_of_gpu().unmapped(asleep_bytes())
