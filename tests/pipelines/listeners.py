@@ -16,10 +16,10 @@ from pipelines.prefect.server.api import running_services
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 WHO = {
-    "api": "who shows the password",
-    "studies": "who shows the password, or the readers'",
-    "report": "who has the link that it prints, or shows a password of the home",
-    "record": "who shows the password, or the readers'",
+    "api": "clients with the password",
+    "studies": "clients with the password, or the readers'",
+    "report": "clients with the printed link or a password of the home",
+    "record": "clients with the password, or the readers'",
     "supervisord": "`rpg up`, `rpg down` and `rpg doctor`, with a password of their own",
     "postgres": "the server's processes and the workers, each owner with its password",
     "redis": "the server's processes, with their password",

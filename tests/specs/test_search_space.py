@@ -193,7 +193,7 @@ def test_what_is_wrong_inside_a_case_is_told_at_its_line():
     assert message(text) == (
         "spec.yaml:7: parameters.reference.cases.snapshot.update.every_stps: unknown field\n"
         "    7 |       snapshot: {source: snapshot, update: {every_stps: 2}}\n"
-        "  allowed: after_steps, ema_decay, every_steps, every_updates, kl_above, kl_window\n"
+        "  allowed: after_steps, ema_decay, every_steps, every_updates, kl_above, kl_window, plateau, reset_optimizer\n"
         "  hint: did you mean `every_steps`?\n"
         "spec.yaml:8: parameters.reference.cases.initial.source: not one of the values allowed\n"
         "    8 |       initial: {source: initials}\n"

@@ -121,7 +121,7 @@ def test_a_confirmation_whose_units_were_made_at_once_is_completed(
     )
     document = study(tmp_path)
     storage = open_storage(home, "quick", lambda _: False)
-    ledger = TrialLedger(document, storage, home.study("quick"), lambda: False)
+    ledger = TrialLedger(document, storage, home.study("quick"), lambda: False, "")
 
     def earlier() -> None:
         ledger.open()

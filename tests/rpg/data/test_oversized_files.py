@@ -92,7 +92,7 @@ def test_a_parquet_file_that_unfolds_too_far_is_refused_at_its_path(tmp_path: Pa
             stage(sources(file, source="parquet"), tmp_path)
     if "bytes of" not in issue.message and "memory" not in issue.message:
         with pytest.raises(SpecError, match=r"cannot be read as parquet: .* values in a file of"):
-            read_own_file(file)
+            read_own_file(file, "")
 
 
 @pytest.mark.parametrize("kind", ["many rows", "claims of billions"])
@@ -119,7 +119,7 @@ def test_a_line_without_an_end_is_refused_before_it_is_read(
     issue = wrong(file, source=kind)
     assert issue.message == f"data.{kind}, line {number} is longer than 65536 bytes"
     with pytest.raises(SpecError, match="is longer than 65536 bytes"):
-        read_own_file(file)
+        read_own_file(file, "")
 
 
 def test_a_line_that_takes_a_hundred_times_its_bytes_as_values_is_refused(

@@ -171,7 +171,7 @@ def test_threads_share_a_store_that_has_a_time_limit(home: Path) -> None:
         ("select error('.parquet')", "Invalid Input Error: .parquet"),
         ("select 'see x.parquet'::int", "Conversion Error: Could not convert string 'see x.parquet'"),
         ("select json_extract('x.parquet', '$')", "x.parquet"),
-        ("select * from 'missing.parquet'", "is no table or view"),
+        ("select * from 'missing.parquet'", "is not a table or view"),
     ],
 )
 def test_a_text_that_looks_like_a_file_is_not_taken_for_a_damaged_one(home: Path, sql: str, message: str) -> None:

@@ -355,7 +355,7 @@ def test_names_with_quotes_harm_nothing(tmp_path: Path) -> None:
     RecordedRun(tmp_path / name, "sums-1").evaluate()
     with Store.open(tmp_path / name) as store:
         assert store.query("select distinct run_id from evaluations").rows == [("sums-1",)]
-        with pytest.raises(RpgError, match="no table or view"):
+        with pytest.raises(RpgError, match="is not a table or view"):
             store.query(f"""from "{name.replace('"', '""')}" """)
 
 
