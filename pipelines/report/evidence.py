@@ -323,7 +323,7 @@ def other_measures(
 
 
 def _numbered(votes: Sequence[str | None]) -> tuple[int | None, ...]:
-    """Returns equal numbers for equal answers, in the order of their first votes; None abstains."""
+    """Numbers the answers in the order of their first votes. Equal answers have equal numbers; None stays None."""
     numbers: dict[str, int] = {}
     return tuple(None if vote is None else numbers.setdefault(vote, len(numbers)) for vote in votes)
 

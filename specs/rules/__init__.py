@@ -75,7 +75,11 @@ def _advantage(experiment: Experiment) -> Iterator[Issue]:
             hint="leave the penalty out, or take another scale",
         )
     if experiment.advantage.rewards == "normalized_each":
-        yield Issue("the mean of normalized terms is 0", path, "group_mean with advantage.rewards normalized_each")
+        yield Issue(
+            "normalized rewards have a mean of 0, which cannot be a divisor",
+            path,
+            "group_mean with advantage.rewards normalized_each",
+        )
 
 
 def _reference(experiment: Experiment) -> Iterator[Issue]:

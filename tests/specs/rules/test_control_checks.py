@@ -102,7 +102,9 @@ def test_a_dual_bound_is_off_or_above_1_at_each_step() -> None:
         return message(rival.replace("low: 0.2", f"dual: {dual}"))
 
     assert "dual must be 0 (none) or greater than 1" in said("{schedule: [[1, 0], [3, 0.5]]}")
-    assert "dual cannot go from 0 (none) to a bound by degrees" in said("{schedule: [[1, 0], [3, 5]], between: linear}")
+    assert "dual cannot change gradually from 0 (none) to a bound" in said(
+        "{schedule: [[1, 0], [3, 5]], between: linear}"
+    )
     assert "must be greater than 1" in message(changed("low: 0.2", "dual: {schedule: [[1, 0.5]]}"))
 
 

@@ -185,7 +185,7 @@ def test_dividing_by_the_mean_of_a_group_needs_rewards_of_one_sign() -> None:
     )
     assert "given: group_mean with reward.type math_dapo, which may be negative\n" in refused
     each = text.replace("{scale: group_mean}", "{scale: group_mean, rewards: normalized_each}")
-    assert "advantage.scale: the mean of normalized terms is 0\n" in message(each)
+    assert "advantage.scale: normalized rewards have a mean of 0, which cannot be a divisor\n" in message(each)
 
 
 @pytest.mark.parametrize(
