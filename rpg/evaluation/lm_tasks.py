@@ -7,12 +7,11 @@ to its continuation, and a longer sequence than the model's context loses its fi
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rpg.data.sources.lm_eval import task_settings
+from rpg.data.sources.lm_eval import loaded_task
 from rpg.data.unanswered import Item
 from rpg.evaluation.drift import LogprobsOf
 from rpg.evaluation.likelihood import ScoredItem, ScoredSet, first_token
@@ -44,7 +43,8 @@ class TaskSet:
 
         task, model = self.item.settings["task"], self._model(logprobs)
         limit = self.item.settings["limit"] or None
-        found: Any = evaluator.evaluate(model, self._loaded(), limit=limit, bootstrap_iters=0, verbosity="ERROR")
+        loaded = loaded_task(task, self.item.settings["path"])
+        found: Any = evaluator.evaluate(model, loaded, limit=limit, bootstrap_iters=0, verbosity="ERROR")
         samples, sets = found["samples"][task], []
         for name in samples[0]["metrics"]:
             for filtered in dict.fromkeys(sample["filter"] for sample in samples):
@@ -54,21 +54,6 @@ class TaskSet:
                     metric = name if filtered == "none" else f"{name},{filtered}"
                     sets.append(self._of_metric(metric, name, chosen, float(value)))
         return sets
-
-    def _loaded(self) -> Any:
-        """Returns the task, its data files found beside its own file."""
-        from lm_eval.tasks import TaskManager
-
-        task, path = self.item.settings["task"], self.item.settings["path"]
-        manager = TaskManager(include_path=path or None, include_defaults=not path)
-        file = manager.task_index[task].yaml_path
-        assert file is not None, "the data stage has read it"
-        settings = task_settings(Path(file))
-        arguments = dict(settings.get("dataset_kwargs") or {})
-        if path and "data_files" in arguments:
-            arguments["data_files"] = _beside(arguments["data_files"], Path(path))
-            return manager.load([settings | {"dataset_kwargs": arguments}])
-        return manager.load([task])
 
     def _model(self, logprobs: LogprobsOf) -> Any:
         """Returns a model of lm-eval with these logprobs."""
@@ -155,12 +140,3 @@ class TaskSet:
         begin = self.tokenizer.bos_token
         special = {"add_special_tokens": False} if begin and text.startswith(str(begin)) else {}
         return list(self.tokenizer.encode(text, **special))
-
-
-def _beside(files: Any, directory: Path) -> Any:
-    """Returns names of data files, those in the directory with their whole path."""
-    if isinstance(files, dict):
-        return {split: _beside(each, directory) for split, each in files.items()}
-    if isinstance(files, list):
-        return [_beside(each, directory) for each in files]
-    return str(directory / files) if (directory / files).exists() else files

@@ -16,6 +16,7 @@ from specs.extensions import find_variant, is_offered, our_names
 from specs.schema.base import RECORDED, OpenSection, documentation, is_open, item_of
 from specs.schema.fields import (
     SIGNS,
+    below,
     choose,
     describe,
     elsewhere,
@@ -133,6 +134,16 @@ class Place:
     def _item(self, annotation: Any) -> None:
         self.field, self.annotation = FieldInfo.from_annotation(annotation), annotation
 
+    def _in_other_variants(self) -> str:
+        """Returns a hint that names the variants of this section that have the key; empty if none or many have it."""
+        here, key = (self._root,), str(self.path[-1])
+        for part in self.path[:-1]:
+            here = below(here, part)
+        having = [one for one in here if is_model(one) and key in one.model_fields]
+        tag = tag_of([self.owner, *having]) if having and is_model(self.owner) else None
+        values = [str(value) for one in having for value in literal_of(one.model_fields[tag])] if tag else []
+        return f"only with {' or '.join(f'`{tag}: {value}`' for value in values)}" if 0 < len(values) <= 3 else ""
+
     def issue(self, error: ErrorDetails) -> Issue:
         """Returns the error as a plain issue."""
         kind = error["type"]
@@ -140,6 +151,7 @@ class Place:
             allowed = names([self.owner])
             hint = (
                 _known_inside(error["input"], self._root, is_anothers)
+                or self._in_other_variants()
                 or nearest(str(self.path[-1]), allowed, root=self._root)
                 or _known_inside(error["input"], self._root, lambda key: bool(elsewhere(key, self._root)))
             )

@@ -255,6 +255,8 @@ def test_a_setting_out_of_range_is_told_as_a_setting():
             "a step has `training.prompts_per_step` x `training.group_size` responses",
         ),
         ("  minibatches: 2\n", "  seq_len: 9\n", "two limits, in tokens: `data.max_prompt_length` and "),
+        ("rollout:\n", "rollout:\n  placement: dedicated\n", "only with `engine: vllm`"),
+        ("rollout:\n", "rollout:\n  engine_gpus: [0]\n", "only with `engine: vllm`"),
         ("reward:", "rollouts: {temperature: 2}\nreward:", "did you mean `rollout`?"),
     ],
 )

@@ -1,7 +1,7 @@
 """Tasks of the package lm-eval that score by likelihood."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,6 +47,8 @@ class LmEvalSource(Source):
             raise SpecError(
                 Issue(f"{file.name}: tasks of this output type are not measured", ("task",), given, ", ".join(KINDS))
             )
+        if self.path:
+            _try_first(self.task, self.path, file)
         asked = {"task": self.task, "path": str(Path(self.path).absolute()) if self.path else "", "limit": self.limit}
         yield SourceProblem(
             file.read_text(encoding="utf-8"), "", self.name or self.task, metadata=asked, where=file.name
@@ -98,11 +100,79 @@ def task_settings(file: Path) -> dict[str, Any]:
             raise _refusal(f"{file.name}: `{key}` runs code from elsewhere", key)
     if hidden := next((each for each in _texts(own) if "{" in each and "__" in each), ""):
         raise _refusal(f"{file.name}: a template reaches into Python objects", hidden)
+    for each in own.get("metric_list") or ():
+        if (name := each.get("metric") if isinstance(each, dict) else each) not in _metrics():
+            message = f"{file.name}: lm-eval has no such metric, and would run code of that name from elsewhere"
+            raise _refusal(message, str(name))
     named = own.pop("include", [])
     merged: dict[str, Any] = {}
     for name in named if isinstance(named, list) else [named]:
         merged |= task_settings(file.parent / name)
     return merged | own
+
+
+def loaded_task(task: str, path: str) -> Any:
+    """Returns a task as lm-eval loads it, its data files found beside its own file.
+
+    Args:
+        path: directory with task files; empty for the tasks that lm-eval ships.
+    """
+    from lm_eval import utils
+    from lm_eval.tasks import TaskManager
+
+    utils.env = _sandboxed(utils.env)
+    manager = TaskManager(include_path=path or None, include_defaults=not path)
+    file = manager.task_index[task].yaml_path
+    assert file is not None, "the source has read it"
+    settings = task_settings(Path(file))
+    arguments = dict(settings.get("dataset_kwargs") or {})
+    if path and "data_files" in arguments:
+        arguments["data_files"] = _beside(arguments["data_files"], Path(path))
+        return manager.load([settings | {"dataset_kwargs": arguments}])
+    return manager.load([task])
+
+
+def _sandboxed(environment: Any) -> Any:
+    """Returns an environment of Jinja in which templates reach no attribute of Python's own."""
+    from jinja2.sandbox import SandboxedEnvironment
+
+    found = SandboxedEnvironment(
+        loader=environment.loader,
+        undefined=environment.undefined,
+        keep_trailing_newline=environment.keep_trailing_newline,
+    )
+    found.filters.update(environment.filters)
+    return found
+
+
+def _try_first(task: str, path: str, file: Path) -> None:
+    """Makes the requests of a task's first document. Raises SpecError if lm-eval cannot."""
+    try:
+        loaded = loaded_task(task, path)["tasks"][task]
+        loaded.build_all_requests(limit=1)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        hint = "correct the task file; its `data_files` are relative to `path`"
+        raise SpecError(
+            Issue(f"{file.name}: lm-eval cannot make requests of it", ("task",), reason, hint=hint)
+        ) from None
+
+
+def _beside(files: Any, directory: Path) -> Any:
+    """Returns names of data files, those in the directory with their whole path."""
+    if isinstance(files, dict):
+        return {split: _beside(each, directory) for split, each in files.items()}
+    if isinstance(files, list):
+        return [_beside(each, directory) for each in files]
+    return str(directory / files) if (directory / files).exists() else files
+
+
+def _metrics() -> Collection[str]:
+    """Returns the names of lm-eval's own metrics."""
+    from lm_eval.api import metrics, registry
+
+    assert metrics, "importing it registers them"
+    return set(registry.metric_registry.keys())
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from test_likelihood import QUESTIONS, TEXT, measured
 
+from rpg.data.sources.lm_eval import LmEvalSource
 from specs.errors import Issue, SpecError
 from tests.rpg.tiny_run import make_inputs
 
@@ -120,6 +121,14 @@ def refusal(directory: Path, tmp_path: Path, text: str) -> Issue:
             "mine.yaml: `hf_evaluate` runs code from elsewhere",
         ),
         ('task: mine\ndoc_to_text: "{{ x.__class__ }}"\n', "mine.yaml: a template reaches into Python objects"),
+        (
+            "task: mine\nmetric_list: [{metric: ./metric}]\n",
+            "mine.yaml: lm-eval has no such metric, and would run code of that name from elsewhere",
+        ),
+        (
+            CHOICES.replace("task: quiz", "task: mine"),  # its data file is not there
+            "mine.yaml: lm-eval cannot make requests of it",
+        ),
         ("task: mine\noutput_type: generate_until\n", "mine.yaml: tasks of this output type are not measured"),
         ("task: other\noutput_type: generate_until\n", "no such task"),
     ],
@@ -128,3 +137,21 @@ def test_a_task_that_runs_code_or_generates_is_refused(
     directory: Path, tmp_path: Path, text: str, message: str
 ) -> None:
     assert refusal(directory, tmp_path, text).message == message
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("'{{ (choices | attr(\"\\x5f\\x5fclass\\x5f\\x5f\")).mro() }}'", "SecurityError"),
+        ('"{{ question }}"', "UndefinedError: 'question' is undefined"),
+    ],
+)
+def test_a_template_that_fails_is_refused_before_training(directory: Path, template: str, reason: str) -> None:
+    wrong = CHOICES.replace("task: quiz", "task: wrong").replace('"{{prompt}}"', template)
+    (directory / "tasks" / "wrong.yaml").write_text(wrong)
+    with pytest.raises(SpecError) as caught:
+        list(LmEvalSource(source="lm_eval", task="wrong", path=str(directory / "tasks")).read())
+    (issue,) = caught.value.issues
+    assert issue.message == "wrong.yaml: lm-eval cannot make requests of it"
+    assert reason in issue.given
