@@ -114,7 +114,7 @@ def _plain_array(value: Any, parts: list[bytes | memoryview]) -> Any:
     if isinstance(value, torch.Tensor):
         whole = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _put(whole.tobytes(), parts)]}
-    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is nothing that processes send each other")
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} cannot be sent between processes")
 
 
 def _name(kind: type) -> str:

@@ -86,7 +86,7 @@ def config_of_settings(settings: Mapping[str, Any]) -> "PretrainedConfig":
     from transformers import AutoConfig
 
     if found := list(code_settings(dict(settings))):
-        raise ModelCodeError(f"the settings name code to run, which is never run: {', '.join(found)}")
+        raise ModelCodeError(f"the settings refer to custom code, which is never executed: {', '.join(found)}")
     config: PretrainedConfig = AutoConfig.for_model(**settings)
     return config
 
@@ -267,4 +267,4 @@ def embedding_size(config: "PretrainedConfig") -> int:
 
 def _refuse_code(directory: Path) -> None:
     if found := settings_with_code(directory):
-        raise ModelCodeError(f"{directory} names code to run, which is never run: {', '.join(found)}")
+        raise ModelCodeError(f"{directory} refers to custom code, which is never executed: {', '.join(found)}")

@@ -92,8 +92,8 @@ class Teacher:
         self._passes.set_temperature(temperature)
 
     def move(self, *, ema_decay: float = 0.0) -> None:  # noqa: ARG002  # the Protocol's signature
-        """Raises ValueError: a teacher does not move."""
-        raise ValueError("a reference of source model does not move")
+        """Raises ValueError: a teacher is never updated."""
+        raise ValueError("a reference with source: model is never updated")
 
     @contextmanager
     def passes(self, learner: Passes) -> Iterator[Passes]:  # noqa: ARG002  # the Protocol's signature
@@ -135,8 +135,8 @@ class BaseModel(_Lent):
         self._module = module
 
     def move(self, *, ema_decay: float = 0.0) -> None:  # noqa: ARG002  # the Protocol's signature
-        """Raises ValueError: an initial policy does not move."""
-        raise ValueError("the initial policy does not move")
+        """Raises ValueError: an initial policy is never updated."""
+        raise ValueError("the initial policy is never updated")
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

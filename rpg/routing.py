@@ -190,7 +190,7 @@ class ReplayedRouters:
             return
         told = experts.shape[1]
         if told not in (len(self._routers), self._layers):
-            raise RuntimeError(f"the sampler told the experts of {told} layers; {len(self._routers)} have routers")
+            raise RuntimeError(f"the sampler returned the experts of {told} layers; {len(self._routers)} have routers")
         columns = range(told) if told == len(self._routers) else self._numbers
         self.given = [experts[:, column].long() for column in columns]
 

@@ -523,7 +523,7 @@ class Trainer:
         return exception
 
     def exception_for(self, fired: FiredGuard) -> Exception:
-        """Returns the exception of a guard that stops the run or rolls it back."""
+        """Returns the exception that stops the run, or rolls it back, after a guard has fired."""
         if self.components.guards.may_roll_back(fired):
             return RollBackRequested(fired)
         tried = f", after {fired.guard.at_most} roll-back(s)" if fired.guard.action == "roll_back" else ""

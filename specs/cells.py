@@ -175,8 +175,8 @@ def multiplied_by_another_file(matrix: Matrix | None, positions: Positions) -> l
     if not own or not others:
         return []
     given = f"{', '.join(own)} here, {', '.join(others)} in {there[others[0]]}: {len(combinations(matrix))} cells"
-    hint = f"to vary no others, say `{others[0]}: null` in the same part of the matrix here"
-    return [Issue("the matrix of the extended file varies fields too", ("matrix",), given, hint=hint)]
+    hint = f"to vary no others, write `{others[0]}: null` in the same part of the matrix here"
+    return [Issue("the matrix of the extended file also varies fields", ("matrix",), given, hint=hint)]
 
 
 def varied_place(matrix: Matrix | None, values: Mapping[str, Any], path: Path) -> Path | None:
@@ -259,7 +259,7 @@ def _too_many_combinations(matrix: Matrix) -> Issue | None:
     lengths += [len(values) for values in list(matrix.zip.values())[:1]]
     if math.prod(lengths) > MAX_COMBINATIONS:
         given = f"{' x '.join(map(str, lengths))} combinations"
-        return Issue("too many runs", ("matrix",), given, f"at most {MAX_COMBINATIONS}, those that exclude names too")
+        return Issue("too many runs", ("matrix",), given, f"at most {MAX_COMBINATIONS}, before exclude")
     if len(matrix.exclude) > MAX_EXCLUDED:
         given, allowed = f"{len(matrix.exclude)} entries", f"at most {MAX_EXCLUDED}"
         return Issue("too many entries", ("matrix", "exclude"), given, allowed, "vary fewer values instead")

@@ -138,7 +138,7 @@ def _with_earlier_precision(source: dict[str, Any], resolved: Mapping[str, Any])
 
 
 def _leads_to(path: str, place: Path) -> bool:
-    """Returns whether the dotted path is that of the place or of an enclosing section."""
+    """Returns whether the dotted path leads to the place or to a section that contains it."""
     return place[: len(split(path))] == split(path)
 
 

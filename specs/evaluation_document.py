@@ -32,7 +32,7 @@ _SETTINGS = tuple(name for name in SamplingSetting.model_fields if name != "name
 
 def no_weights(model: EvaluatedRun) -> str:
     """Raises SpecError, for a file that is read without a home."""
-    raise SpecError(Issue("names a run, and there is no home to look for it", ("run",), model.run))
+    raise SpecError(Issue("names a run, but no home was given in which to find it", ("run",), model.run))
 
 
 @dataclass(frozen=True, slots=True)

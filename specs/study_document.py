@@ -208,7 +208,7 @@ def _fixed(path: str) -> Issue | None:
     if split(path)[0] == "evaluation" or split(path)[:2] == ("data", "evaluation"):
         return Issue("cannot be searched", hint="trials would be judged by different measures")
     if split(path)[0] in ("launcher", "resources", "stages"):
-        return Issue("cannot be searched", hint="it says where and how work runs and changes no result")
+        return Issue("cannot be searched", hint="it sets where and how work runs, and cannot change a result")
     return None
 
 
@@ -338,5 +338,5 @@ def _own_values_outside(document: StudyDocument) -> Iterator[Issue]:
             ("parameters", path),
             "nothing" if own is None else show(own),
             search_space.describe(document.study.parameters[path]),
-            "the baseline is tried with it all the same; widen the range, or set another value under overrides",
+            "the baseline still uses it; widen the range, or set another value under overrides",
         )

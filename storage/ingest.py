@@ -86,7 +86,7 @@ def ingest(
                 done.append(compact_run(root, run_id, whole=whole, keep_seconds=keep_seconds))
             except OSError as error:  # another's run may belong to another user, or be deleted meanwhile
                 if run_id == compact:
-                    _log.warning("the files of %s are whole, and are not merged: %s", run_id, error)
+                    _log.warning("the files of %s are intact, but cannot be merged: %s", run_id, error)
         for run_id in index.runs_with_merged():
             delete_merged(root, run_id, keep_seconds)
         return _ingest(root, index, done, pack=whole, keep_seconds=keep_seconds)

@@ -21,7 +21,7 @@ PUBLISHED = {
     "the divergence is negligible compared with the reward",
     "settings that the spec leaves out differ between the cells, as their objectives were published",
     "dynamic sampling throws away groups that have an advantage",
-    "the matrix of the extended file varies fields too",
+    "the matrix of the extended file also varies fields",
 }
 FILES = sorted(
     file for kind in ("experiments", "objectives", "studies", "evaluations") for file in (HERE / kind).rglob("*.yaml")

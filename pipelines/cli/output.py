@@ -353,7 +353,7 @@ def _finite(value: _Date) -> _Date:
     converts DuckDB's infinite ones."""
     plain_value = value.replace(tzinfo=None) if isinstance(value, datetime) else value
     if plain_value in (type(plain_value).min, type(plain_value).max):
-        raise RpgError(f"{value} may stand for an infinite time\n  hint: cast the column: `::VARCHAR`")
+        raise RpgError(f"{value} may be an infinite time\n  hint: cast the column: `::VARCHAR`")
     return value
 
 

@@ -151,7 +151,7 @@ def own_spec(
     if unknown := arguments.missing(columns):
         allowed = ", ".join(columns)
         raise SpecError(
-            Issue("--reward: the function takes what no column holds", (), unknown[0], allowed, "", str(data))
+            Issue("--reward: no column provides this parameter of the function", (), unknown[0], allowed, "", str(data))
         )
     keep = [name for name in arguments.named if name in columns and name not in arguments.given]
     others = [name for name in columns if name not in (prompt, answer, *keep)]
@@ -372,7 +372,7 @@ def _column(role: str, usual: Sequence[str], columns: Sequence[str], data: Path,
     if found := next((by_name[name] for name in usual if name in by_name), ""):
         return found
     hint = f"say which: `--{role} COLUMN`"
-    raise SpecError(Issue(f"no column is known to hold the {role}s", (), ", ".join(columns), "", hint, str(data)))
+    raise SpecError(Issue(f"cannot tell which column holds the {role}s", (), ", ".join(columns), "", hint, str(data)))
 
 
 def _beside(path: Path, directory: Path) -> str:

@@ -17,8 +17,6 @@ from specs.machine.files import read_json
 from specs.secrets import HIDDEN, looks_secret
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from specs.schema.experiment import Experiment
     from storage import Store
 
@@ -255,22 +253,9 @@ def _standing(run: dict[str, Any]) -> list[str]:
 
 def spec_differences(spec: "Experiment") -> dict[str, Any]:
     """Returns the fields of a run's spec that are not at their defaults, by path."""
-    return dict(_leaves(_set_fields(spec), ""))
+    from specs.schema.base import set_fields
 
-
-def _set_fields(section: "BaseModel") -> dict[str, Any]:
-    """Returns a section's fields that are not at their defaults, as plain data; a default may be given
-    as plain data too."""
-    kept = section.model_dump(mode="json", exclude_defaults=True)
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if name not in kept or not hasattr(value, "model_dump"):
-            continue
-        if value.model_dump(mode="json") == field.default:
-            del kept[name]
-        elif not isinstance(field.default, Mapping):
-            kept[name] = _set_fields(value)
-    return kept
+    return dict(_leaves(set_fields(spec), ""))
 
 
 def _without_secrets(leaves: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def import_run(home: Home, export: Export) -> bool:
             if is_new := not final.exists():
                 _bring(export, home.root / ".import" / "runs" / export.run_id, final)
             elif difference := _difference(export.directory, final):
-                raise ExportRefusedError(f"{export.run_id} is here already, and is another run: {difference}")
+                raise ExportRefusedError(f"{export.run_id} exists here already as a different run: {difference}")
             _join_experiment(home, export)
     except OSError as error:
         raise ExportRefusedError(f"{export.run_id} was not imported: {error}") from error
@@ -95,7 +95,7 @@ def _read(directory: Path) -> Export:
     if manifest["format"] > FORMAT:
         raise NoExportError(f"{directory} was exported by a later version of the program")
     if read_json(directory / "run.json").get("run_id") != export.run_id or not export.files.keys() >= _NEEDED:
-        raise NoExportError(f"{directory} has not the run that its {MANIFEST} names")
+        raise NoExportError(f"{directory} does not contain the run that its {MANIFEST} names")
     if (status := read_json(directory / "state.json").get("status")) not in FINAL:
         raise NoExportError(f"{export.run_id} was {status} when it was exported; export it again when it has ended")
     return export

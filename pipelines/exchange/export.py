@@ -50,7 +50,7 @@ def write_export(home: Home, run_id: str, directory: Path) -> dict[str, int]:
     source, inside = home.run(run_id), home.root.resolve()
     for path in [source / "report.html", source / "weights", *(source / "weights").rglob("*")]:
         if not path.resolve().is_relative_to(inside):
-            raise RpgError(f"{path} is a link out of {home.root}: it is not exported")
+            raise RpgError(f"{path} is a link to a place outside {home.root}: it is not exported")
     directory.mkdir(parents=True, exist_ok=True)
     with home.locked("ingest", waiting=lambda: None):  # otherwise segments are merged into others meanwhile
         for name in _names(home, run_id):

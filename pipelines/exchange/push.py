@@ -121,7 +121,7 @@ def model_of(home: Home, run_id: str, checkpoint: str) -> Model:
     directory = home.run(run_id)
     exported = {int(path.name.removeprefix("step-")): path for path in sorted(directory.glob("weights/step-*"))}
     if not exported and read_json(directory / "run.json").get("kind") == EVALUATION:
-        raise PushError(f"{run_id} measured a model as it is, and has none of its own")
+        raise PushError(f"{run_id} evaluated an existing model and has no weights of its own")
     if not exported:
         raise PushError(f"{run_id} has no weights: they are exported after the last step of training")
     step = _step(home, run_id, checkpoint, list(exported))

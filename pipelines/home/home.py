@@ -190,5 +190,5 @@ def _unusable(path: str) -> str:
 def _name(text: str) -> str:
     """Returns a text from a user or a server as one part of a path. Raises RpgError if it cannot be one."""
     if text in ("", ".", "..") or "/" in text or "\0" in text:
-        raise RpgError(f"{text!r} is not a name of anything here: names contain no slash")
+        raise RpgError(f"{text!r} is not a name: names contain no slash")
     return text

@@ -52,7 +52,7 @@ def removal_of(home: Home, name: str) -> Removal:
     """
     experiment, version = split_name(name)
     if is_study(home, name):
-        raise NotRemovableError(f"{name} is a study, and its trials are what its answer rests on: they stay")
+        raise NotRemovableError(f"{name} is a study whose answer is based on its trials: they are not removed")
     if not is_experiment(home, name):
         runs = [find_run(home, name)]
     elif version:
@@ -149,7 +149,7 @@ def _move_away(home: Home, run_id: str, aside: Path) -> None:
         newest = newest_lease(there)
         if newest is None or newest.number != lease.number:
             there.rename(directory)
-            raise NotRemovableError(f"{run_id} was begun meanwhile; `rpg cancel {run_id}` stops it")
+            raise NotRemovableError(f"{run_id} has started meanwhile; `rpg cancel {run_id}` stops it")
 
 
 def _experiments_of(home: Home, run_ids: Collection[str]) -> Iterator[str]:

@@ -59,9 +59,15 @@ def _code_changes(stage: str, before: Mapping[str, Any], now: Mapping[str, Any])
 
 
 def short(value: Any) -> str:
-    """Returns a spec's value in a few characters."""
+    """Returns a spec's value in a few characters.
+
+    Example: a section that names no type has the names of its fields.
+        >>> short({"type": "dual", "low": 0.2}), short({"plateau": 2, "ema_decay": 0.5})
+        ('dual/0.2', 'plateau 2/ema_decay 0.5')
+    """
     if isinstance(value, dict):
-        return "/".join(short(item) for item in value.values())
+        named = not value.keys() & {"type", "source", "schedule"}
+        return "/".join(f"{key} {short(item)}" if named else short(item) for key, item in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value) or '""'
 
 

@@ -55,7 +55,7 @@ def open_source(place: str, auth: str) -> Source:
         return WebSource(place, auth)
     if "://" in place:
         return StoreSource(place)
-    raise SourceError(f"the record's address is {place!r}, which is no URL")
+    raise SourceError(f"the record's address is {place!r}, which is not a URL")
 
 
 @dataclass(slots=True)

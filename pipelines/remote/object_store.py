@@ -38,7 +38,7 @@ class ObjectStore:
         self._root = str(root).rstrip("/")
 
     def tokens(self) -> dict[str, str]:
-        """Returns a text for each unit in the store that differs between two states of it."""
+        """Returns a text for each unit in the store. The text changes when the unit changes."""
         prefix = f"{self._root}/listings/"
         found = self._files.find(prefix.rstrip("/"), detail=True)
         return {path.removeprefix(prefix).removesuffix(".json"): _token(entry) for path, entry in found.items()}

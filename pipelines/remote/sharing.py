@@ -59,7 +59,7 @@ def _keep_sending(home: Home) -> None:
         try:
             send_unsent(home)
         except Exception as error:  # disk errors, or the storage library's; the next round retries
-            _log.warning("what runs could not send to the object store waits: %s", error)
+            _log.warning("records that runs could not send to the object store are still pending: %s", error)
         time.sleep(_UNSENT_SECONDS)
 
 
@@ -243,7 +243,7 @@ class SharedRun:
         if not is_entered:
             with self._store_needed():
                 self.fetch_leases()
-            raise RunBusyError(f"{self._directory.name} was taken by a worker of another machine just now")
+            raise RunBusyError(f"{self._directory.name} has just been taken over by a worker on another machine")
 
     def _fetch_run(self) -> None:
         """Replaces the home's copy of the run by the store's, if the store has the run."""

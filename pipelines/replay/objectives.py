@@ -11,6 +11,7 @@ from typing import Any
 from specs.errors import Issue, Position, SpecError
 from specs.loader import with_objective
 from specs.reading.yaml import parse_text
+from specs.schema.base import set_fields
 from specs.schema.experiment import Experiment
 
 MOST_OBJECTIVES = 100
@@ -41,7 +42,7 @@ class Alternative:
     @property
     def setting(self) -> str:
         """The objective and its advantage in one line: the values that are not defaults."""
-        objective = self.experiment.objective.model_dump(mode="json", exclude_defaults=True)
+        objective = set_fields(self.experiment.objective)
         advantage = self.experiment.advantage.model_dump(mode="json")
         return f"{json.dumps({'type': self.experiment.objective.type, **objective})}, advantage {json.dumps(advantage)}"
 

@@ -323,7 +323,7 @@ def other_measures(
 
 
 def _numbered(votes: Sequence[str | None]) -> tuple[int | None, ...]:
-    """Returns equal numbers for equal answers, in the order of their first votes; None abstains."""
+    """Numbers the answers in the order of their first votes. Equal answers have equal numbers; None stays None."""
     numbers: dict[str, int] = {}
     return tuple(None if vote is None else numbers.setdefault(vote, len(numbers)) for vote in votes)
 
@@ -458,7 +458,11 @@ def cell_labels(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     distinct = {json.dumps(values, sort_keys=True) for values in cells}
     if len(set(short)) == len(distinct):
         return short
-    return [", ".join(f"{path} {show(value)}" for path, value in values.items()) for values in cells]
+    leaves = [
+        {leaf: item for path, value in values.items() for leaf, item in flatten(value, path).items()}
+        for values in cells
+    ]
+    return [", ".join(f"{path} {show(value)}" for path, value in values.items()) for values in leaves]
 
 
 def short_names(paths: Collection[str]) -> dict[str, str]:

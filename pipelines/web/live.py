@@ -333,7 +333,7 @@ def _responses(settings: Mapping[str, Any]) -> int:
 
 
 def _steps(steps: NDArray[np.int64]) -> int | list[int]:
-    """Returns steps without a gap as the first one, others as a list."""
+    """Returns the first of the steps if they are consecutive, else their list."""
     first, last = int(steps[0]), int(steps[-1])
     return first if last - first == len(steps) - 1 else steps.tolist()
 

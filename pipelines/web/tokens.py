@@ -105,7 +105,7 @@ class Wanted:
         except ValueError as error:
             raise ValueError(f"not a number: {error}") from error
         if wanted.ratio is not None and not wanted.ratio >= 1:
-            raise ValueError(f"ratio: {wanted.ratio:g}; at least 1, which stands for its inverse too")
+            raise ValueError(f"ratio: {wanted.ratio:g}; at least 1, which also selects its inverse")
         if wanted.order not in ORDERS:
             raise ValueError(f"order: {wanted.order!r}; allowed: {', '.join(ORDERS)}")
         if wanted.page < 1 or abs(wanted.page) > 2**31 or abs(wanted.step or 0) > 2**31:

@@ -28,7 +28,7 @@ def check_model(experiment: Experiment, model: NamedModel) -> None:
     if experiment.rollout.engine == "transformers" and not caches_all_layers(config):
         kinds = ", ".join(sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention"}))
         issue = Issue(
-            "the transformers sampler takes models with full attention in every layer alone",
+            "the transformers sampler supports only models with full attention in every layer",
             ("rollout", "engine"),
             given=f"transformers; {config.model_type} has {kinds or 'other'} layers",
             hint="write engine: vllm, which samples such models",

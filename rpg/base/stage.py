@@ -328,7 +328,7 @@ def scratch_config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> 
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if found := list(code_settings({"model_type": spec.model_type, **spec.config})):
-        message = f"names code to run, which is never run: {', '.join(found)}"
+        message = f"refers to custom code, which is never executed: {', '.join(found)}"
         raise SpecError(Issue(message, path=("model", "config"), given=_shown(spec.config), hint="leave it out"))
     known_types = list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     if spec.model_type not in known_types:

@@ -28,15 +28,17 @@ class Plateau:
     """Level of the interval of a gain."""
     count: int = 0
     best: dict[str, list[float]] = field(default_factory=dict)
-    """Scores of the best evaluation so far, by set. An evaluation is better if its gain on a set is above 0 by more
-    than the interval of the difference, paired by problem."""
+    """Best scores so far on each set. Scores are better if their gain is above 0 by more than the interval of the
+    difference, paired by problem."""
 
     def reached(self, measured: Mapping[str, SetScores]) -> bool:
         """Counts an evaluation. Returns whether it makes a plateau; the count then starts over."""
         if not self.evaluations or not measured:
             return False
-        if not self.best or any(self._gains(name, scores) for name, scores in measured.items()):
-            self.best = {name: each.scores for name, each in measured.items()}
+        first = not self.best
+        gains = {name: each.scores for name, each in measured.items() if first or self._gains(name, each)}
+        if gains:
+            self.best |= gains
             self.count = 0
             return False
         self.count += 1

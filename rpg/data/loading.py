@@ -116,7 +116,9 @@ def rendered(prompts: list[str], tokenizer: Any, data: Data, tools: Tools = ()) 
 
 def _no_tools(why: str, hint: str) -> errors.SpecError:
     path = ("rollout", "rollouter", "format")
-    return errors.SpecError(errors.Issue("the policy would not be told of its tools", path, given=why, hint=hint))
+    return errors.SpecError(
+        errors.Issue("the prompt would not describe the policy's tools", path, given=why, hint=hint)
+    )
 
 
 def _too_long(split: str, problems: list[Problem], lengths: list[int], data: Data) -> errors.SpecError:

@@ -149,7 +149,7 @@ def _cases(row: Mapping[str, Any]) -> TestCases:
     split: tuple[list[Case], list[Case]] = ([], [])
     for number, test in enumerate(tests, 1):
         if not isinstance(test, dict) or any(key not in test for key in keys):
-            raise BadTestsError(f"test {number} is no {{{', '.join(keys)}}}: {_short(test)}")
+            raise BadTestsError(f"test {number} lacks {' or '.join(keys)}: {_short(test)}")
         if function and not isinstance(test["arguments"], list):
             raise BadTestsError(f"test {number}: `arguments` is not a list: {_short(test['arguments'])}")
         pair = (test[keys[0]], test[keys[1]])
@@ -183,7 +183,7 @@ def _typed(
     for group, tests in zip(groups, (shown, hidden), strict=True):
         for number, test in enumerate(tests, 1):
             if not isinstance(test, dict) or "input" not in test or "output" not in test:
-                raise BadTestsError(f"test {number} is no {{input, output}}: {_short(test)}")
+                raise BadTestsError(f"test {number} lacks input or output: {_short(test)}")
             kind = str(test.get(tag) or "stdin")
             if kind not in _KINDS:
                 raise BadTestsError(f"test {number} is of unknown `{tag}`: {kind}; known: {', '.join(_KINDS)}")

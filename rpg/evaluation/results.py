@@ -88,7 +88,7 @@ class ConcurrentResults:
         write_json(path, read_json(path) | {"attempt": attempt})
 
     def record(self, step: int, run_id: str, attempt: int) -> None:
-        """Adds the rows of a result to the run's, as rows of an attempt of training, once per attempt.
+        """Adds the rows of a result to the run's rows under an attempt of training, once per attempt.
 
         After a kill before this, the end of the evaluate stage records them.
         """

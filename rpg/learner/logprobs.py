@@ -259,7 +259,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 class _Comparison:
-    """The divergences of a pass's states over the vocabulary, computed chunk by chunk, and their slopes."""
+    """The divergences over the vocabulary at each state of a pass, and their derivatives, computed chunk by chunk."""
 
     def __init__(self, compared: Compared, hidden: Tensor, temperature: float, chunk: int) -> None:
         self._compared, self._temperature, self._chunk = compared, temperature, chunk

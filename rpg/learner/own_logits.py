@@ -83,7 +83,7 @@ def switch_off_noise(model: PreTrainedModel) -> None:
 def _refused(config: PretrainedConfig, reason: str) -> SpecError:
     return SpecError(
         Issue(
-            "this architecture cannot be trained: the policy would not be the model",
+            "this architecture cannot be trained: the trained policy would differ from the model",
             path=("model",),
             given=f"{config.model_type}: {reason}",
             hint="docs/own-model.md lists the architectures that train",

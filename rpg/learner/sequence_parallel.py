@@ -40,7 +40,7 @@ class SequenceGroup:
         if ranks.world_size() % size:
             given = f"{size} of {ranks.world_size()} ranks"
             path = ("training", "sequence_parallel_size")
-            raise SpecError(Issue("the ranks that there are do not make up whole groups", path, given))
+            raise SpecError(Issue("the ranks do not divide into whole groups", path, given))
         text = config.get_text_config()
         heads = text.num_attention_heads
         key_heads = getattr(text, "num_key_value_heads", None) or heads

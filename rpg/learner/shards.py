@@ -68,7 +68,7 @@ class Stepped:
         """
         rest = {key: value for key, value in self.state.items() if not self._elementwise(value)}
         if several := [key for key, value in rest.items() if torch.is_tensor(value) and value.numel() != 1]:
-            raise RuntimeError(f"the optimizer's {', '.join(several)} cannot be cut up for a checkpoint")
+            raise RuntimeError(f"the optimizer's {', '.join(several)} cannot be split for a checkpoint")
         return {
             key: [value.item(), str(value.dtype).removeprefix("torch.")] if torch.is_tensor(value) else [value, ""]
             for key, value in rest.items()

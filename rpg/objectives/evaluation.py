@@ -125,11 +125,37 @@ def token_losses(
     if state is None and isinstance(objective, RegularizedObjective) and objective.summed_over != "sampled":
         if logits is None or ref_logits is None:
             raise ValueError(f"kl {objective.kl} needs logits and ref_logits")
-        state = of_logits(objective.divergence, logits, ref_logits, top_k=objective.top_k, token_ids=token_ids)
+        counted = _counted_states(response_mask, logits, ref_logits, token_ids)
+        state = of_logits(objective.divergence, *counted, top_k=objective.top_k, token_ids=token_ids)
     batch = TokenBatch(
         logprobs, old_logprobs, ref_logprobs, advantages, response_mask, entropy, rollout_logprobs, rewards, state
     )
     return _losses(objective, batch.prepared())[0]
+
+
+def _counted_states(
+    response_mask: Tensor, logits: Tensor, ref_logits: Tensor, token_ids: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Returns both policies' logits in float32 or wider, with 0 at positions with mask 0.
+
+    Raises:
+        ValueError: the shapes do not fit the mask's, or token_ids are no ids of the vocabulary.
+    """
+    whole, vocabulary = response_mask.shape, logits.shape[-1]
+    fits = logits.shape == ref_logits.shape == (*whole, vocabulary)
+    if not fits or (token_ids is not None and token_ids.shape != whole):
+        given = {"response_mask": response_mask, "logits": logits, "ref_logits": ref_logits, "token_ids": token_ids}
+        listed = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in given.items() if tensor is not None)
+        raise ValueError(f"logits are [batch, time, vocabulary] and all else [batch, time]; given: {listed}")
+    mask = (response_mask.detach() != 0)[..., None]
+    if token_ids is not None:
+        ids = token_ids[mask[..., 0]]
+        if ids.is_floating_point() or bool(((ids < 0) | (ids >= vocabulary)).any()):
+            raise ValueError(
+                f"token_ids must be whole numbers from 0 to {vocabulary - 1}, the last token of the logits"
+            )
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return torch.where(mask, logits.to(wide), 0.0), torch.where(mask, ref_logits.detach().to(wide), 0.0)
 
 
 def _losses(objective: Objective, batch: TokenBatch) -> tuple[Tensor, Clipped, Terms, Terms]:

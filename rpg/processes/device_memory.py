@@ -23,7 +23,7 @@ class PeakMemory:
         self._unmapped = self._highest = 0
 
     def unmapped(self, num_bytes: int) -> None:
-        """Sets how many of the allocated bytes have no memory behind them. Call it whenever that number has changed."""
+        """Sets the number of allocated bytes that are not mapped to memory. Call it after each change."""
         if num_bytes != self._unmapped:
             self._highest = self.highest()
             self._forget()

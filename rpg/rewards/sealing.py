@@ -22,7 +22,7 @@ def refusal(reward: Reward) -> Issue | None:
     programs = any(part.sandboxed for part in reward.parts())
     if lack := room.missing() if programs else sandbox.missing():
         return Issue(
-            f"{running} may run a response's text, and scores only in a sandbox: {lack.reason}",
+            f"{running} may execute text of a response, so it scores only in a sandbox: {lack.reason}",
             path=("reward",),
             given=reward.type,
             hint=f"{lack.hint}; or take a reward that compares: exact_match, math_dapo, math_verify",

@@ -51,7 +51,7 @@ _OF_USERS = NamespaceSetup(("--unshare-user", "--uid", "65534", "--gid", "65534"
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The reason why this machine cannot seal processes."""
+    """The reason why this machine cannot run processes in a sandbox."""
 
     reason: str
     hint: str

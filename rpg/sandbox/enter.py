@@ -140,7 +140,7 @@ def refuse_calls(filtered: bytes) -> None:
     call.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
     for option, value, place in ((_PR_SET_NO_NEW_PRIVS, 1, 0), (_PR_SET_SECCOMP, 2, ctypes.addressof(program))):
         if call(option, value, place, 0, 0):
-            raise OSError(ctypes.get_errno(), "no filter of system calls")
+            raise OSError(ctypes.get_errno(), "the system-call filter cannot be installed")
 
 
 def _watch(parent: int, settings: dict[str, Any], command: list[str]) -> None:

@@ -116,7 +116,7 @@ class Sandbox:
                 return self._built[key]
         if not has_compiler(program.language):
             name = _COMPILERS[program.language].split()[0]
-            raise ValueError(f"no compiler of {program.language} here: {name} is not in /usr/bin")
+            raise ValueError(f"no {program.language} compiler on this machine: {name} is not in /usr/bin")
         command = ["/bin/sh", "-c", f"{_COMPILERS[program.language]} - -o program && cat program"]
         answer = self._ask("command", command, _COMPILING, b"", _encoded(program.source))
         outcome = answer.outcome()

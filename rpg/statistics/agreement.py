@@ -62,7 +62,7 @@ def agreement_of(data: Judgements, *, confidence: float = 0.95) -> Agreement:
     """
     problems, of_problem = np.unique(np.array(data.clusters), return_inverse=True)
     if len(problems) < 2:
-        raise ValueError("intervals need labels of two problems at least")
+        raise ValueError("intervals need labels of at least two problems")
     rounded = nearest(data.judged, data.labels)
     difference = data.judged - data.labels
     same = (rounded == data.labels).astype(np.float64)

@@ -24,7 +24,7 @@ def _zoned(text: str) -> str:
 def _of_both_policies(findings: "list[Finding]") -> "list[Finding]":
     on_and_off = {finding["policy"] for finding in findings if finding["reference"] == "apart"}
     if not on_and_off >= {"on_policy", "off_policy"}:
-        raise ValueError("findings on and off policy")
+        raise ValueError("findings for both the on-policy and the off-policy case")
     return findings
 
 

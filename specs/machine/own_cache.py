@@ -205,10 +205,10 @@ def _check_contents(top: Path, *, closed: bool) -> None:
 def _check_owner(path: Path, status: os.stat_result, *, link: bool = False) -> None:
     """Raises UnsafeDirectoryError if another user owns a file, or can write it anywhere."""
     if status.st_uid not in (os.geteuid(), _root()):
-        raise UnsafeDirectoryError(path, "another user has made this link" if link else "another user owns it", status)
+        raise UnsafeDirectoryError(path, "another user created this link" if link else "another user owns it", status)
     # In a closed directory a file may have any mode, unless it also has a hard link elsewhere.
     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and _others_may_write(status):
-        raise UnsafeDirectoryError(path, "other users may write it by another of its names", status)
+        raise UnsafeDirectoryError(path, "other users may write it through another hard link", status)
 
 
 @cache

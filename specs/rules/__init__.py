@@ -64,8 +64,22 @@ def _advantage(experiment: Experiment) -> Iterator[Issue]:
                 given=f"group_mean with {'.'.join(map(str, at))}.type {reward.type}, which may be negative",
                 hint="take a reward of at least 0, such as exact_match or math_verify, or another scale",
             )
+    penalties = [".".join(map(str, (*at, "overlong"))) for at, reward in experiment.rewards() if reward.overlong]
+    if experiment.objective.penalizes_reward:
+        penalties.append("objective.kl_in reward")
+    for penalty in penalties:
+        yield Issue(
+            "a penalty makes the mean of a group 0 or negative while some of its responses are right",
+            path,
+            given=f"group_mean with {penalty}",
+            hint="leave the penalty out, or take another scale",
+        )
     if experiment.advantage.rewards == "normalized_each":
-        yield Issue("the mean of normalized terms is 0", path, "group_mean with advantage.rewards normalized_each")
+        yield Issue(
+            "normalized rewards have a mean of 0, which cannot be a divisor",
+            path,
+            "group_mean with advantage.rewards normalized_each",
+        )
 
 
 def _reference(experiment: Experiment) -> Iterator[Issue]:

@@ -87,6 +87,13 @@ def _past_the_end(experiment: Experiment, value: int) -> str | bool:
     return value >= experiment.training.steps and f"{value} steps of {experiment.training.steps}"
 
 
+def _past_the_evaluations(experiment: Experiment, plateau: int) -> str | bool:
+    """Returns the evaluations during training if they are too few for a plateau: the first gives the best scores."""
+    every, steps = experiment.evaluation.every_steps, experiment.training.steps
+    counted = len(range(every, steps, every)) if every else 0
+    return plateau >= counted > 0 and f"{plateau} after the first of {counted} evaluations before the last step"
+
+
 def _without_divergence(experiment: Experiment, _: object = None) -> str | bool:
     given = "divergence none" if getattr(experiment.objective, "divergence", "") == "none" else "kl_coef 0"
     given = "a formula without r and q" if experiment.objective.type == "formula" else given
@@ -152,6 +159,13 @@ def _untrusted(experiment: Experiment, trusts: bool) -> str | bool:
         return trusts and f"max_staleness {staleness}, which uses the sampler's logprobs anyway"
     once = experiment.training.minibatches == 1 and experiment.first_pass_gives_old_logprobs
     return trusts and once and "1 minibatch, whose first pass gives its old_logprobs"
+
+
+def _with_both_bounds(experiment: Experiment, bound: float) -> str | bool:
+    """Returns the bounds that replace the short form; false if it is the default of one."""
+    correction = experiment.rollout.correction
+    given = correction.high is not None and (correction.low is not None or correction.type == "truncate")
+    return given and correction.measure == "ratio" and f"{bound:g} with bounds {correction.bounds}"
 
 
 def _exact(experiment: Experiment, _: object) -> str | bool:
@@ -304,6 +318,12 @@ OF_TRAINING = (
         "kl_above can never act",
     ),
     Idle(
+        "reference.update.plateau",
+        _past_the_evaluations,
+        "lower plateau or evaluation.every_steps, or raise training.steps",
+        "plateau can never act",
+    ),
+    Idle(
         "advantage.scale",
         lambda e, scale: (
             scale == "group_std"
@@ -362,6 +382,7 @@ OF_TRAINING = (
         "give low and high",
         only="changed",
     ),
+    Idle("rollout.correction.bound", _with_both_bounds, "give low and high alone", only="changed"),
     Idle(
         "rollout.correction.type",
         lambda e, kind: (

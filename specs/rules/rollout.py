@@ -46,7 +46,7 @@ def turns_without_rewards(experiment: Experiment) -> Iterator[Issue]:
             "no turn has a reward, so every turn's return is that of the response",
             path,
             given=f"turn with rollout.rollouter.type {experiment.rollout.rollouter.type} in these settings",
-            hint="set rewards of turns under rollout.rollouter, or leave credit out",
+            hint="configure rewards for turns under rollout.rollouter, or leave credit out",
         )
     if experiment.objective.ratio_over != "token":
         yield Issue(

@@ -37,7 +37,7 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
         )
     if rollout.engines and rollout.ranks_per_engine > 1:
         yield Issue(
-            "rollout.engines tells how many ranks share one",
+            "rollout.engines already determines how many ranks share an engine",
             ("rollout", "ranks_per_engine"),
             given=f"{rollout.ranks_per_engine} with engines {rollout.engines}",
             hint="leave one of them out",
@@ -109,7 +109,7 @@ def idle_gpus(experiment: Experiment) -> Iterator[Issue]:
         yield Issue(
             "more GPUs than the engines use",
             ("rollout", "engine_gpus"),
-            given=f"{len(rollout.engine_gpus)} for {engines} engines of {size}",
+            given=f"{len(rollout.engine_gpus)} GPUs for {engines} engines of {size}",
             allowed=str(engines * size),
             hint=f"{'GPU' if len(idle) == 1 else 'GPUs'} {', '.join(map(str, idle))} would be idle: write "
             f"rollout.engines: {_engines_for(experiment, rollout)}, raise rollout.tensor_parallel_size, or leave them "

@@ -302,3 +302,20 @@ def _of_name(value: Any) -> Any:
 
 or_name = _Completed(_of_name, told=lambda schema: {"anyOf": [schema, {"type": "string"}]})
 """Validator for a section that may be written as its name alone: `calculator` means `{type: calculator}`."""
+
+
+def set_fields(section: BaseModel) -> dict[str, Any]:
+    """Returns a section's fields that are not at their defaults, as plain data. A section of another type than the
+    default has its type."""
+    kept = section.model_dump(mode="json", exclude_defaults=True)
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if name not in kept or not isinstance(value, BaseModel):
+            continue
+        plain = value.model_dump(mode="json")
+        if plain == field.default:  # a default may be given as plain data too
+            del kept[name]
+        elif not isinstance(field.default, Mapping):
+            other = isinstance(field.default, BaseModel) and type(value) is not type(field.default) and "type" in plain
+            kept[name] = ({"type": plain["type"]} if other else {}) | set_fields(value)
+    return kept

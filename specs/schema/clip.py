@@ -79,7 +79,7 @@ class EqualMargins(Spec):
         if any(0 < value <= 1 for value in values):
             raise ValueError("dual must be 0 (none) or greater than 1")
         if isinstance(self.dual, ValueSchedule) and self.dual.between != "step" and 0 < values.count(0) < len(values):
-            raise ValueError("dual cannot go from 0 (none) to a bound by degrees: write between: step")
+            raise ValueError("dual cannot change gradually from 0 (none) to a bound: write between: step")
         return self
 
 

@@ -188,7 +188,7 @@ def _reference(value: str) -> str:
         allowed = "env:NAME or file:/PATH, which is read when it is used"
         hint = "a spec is stored and shared; keep it in a variable or a file"
         raise IssueError(
-            Issue("a secret's place belongs here, not the secret", (), HIDDEN, allowed, hint, snippet=HIDDEN)
+            Issue("give a reference to the secret, not the secret itself", (), HIDDEN, allowed, hint, snippet=HIDDEN)
         )
     return value
 

@@ -163,7 +163,7 @@ class _Nodes(_Launcher):
                 yield Issue("no variable can hold the character NUL", path)
             if looks_secret(name, value):
                 yield Issue(
-                    "a secret stands in the spec, which is stored and shared",
+                    "the spec contains a secret, but specs are stored and shared",
                     path,
                     given=HIDDEN,
                     allowed=f"env:NAME or file:/PATH, e.g. env:{name}",

@@ -40,14 +40,14 @@ class Update(Spec):
     @model_validator(mode="after")
     def _acts(self) -> "Update":
         if not (self.conditions or largest(self.ema_decay)):
-            raise ValueError("says never: give every_steps, every_updates, kl_above, plateau or ema_decay")
+            raise ValueError("is never updated: give every_steps, every_updates, kl_above, plateau or ema_decay")
         if self.kl_window > 1 and not self.kl_above:
             raise ValueError("kl_window cannot act without kl_above")
         return self
 
     @property
     def conditions(self) -> bool:
-        """Whether there is a condition. Without one, a decay updates the reference every step."""
+        """Whether the update has a condition. Without one, a decay updates the reference every step."""
         return bool(largest(self.every_steps) or self.every_updates or self.kl_above or self.plateau)
 
 

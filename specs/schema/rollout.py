@@ -79,7 +79,7 @@ class Correction(Spec):
         if self.type == "truncate":
             hint = "write type: mask, or measure: ratio"
             raise IssueError(
-                Issue("a difference of probabilities is no weight", ("measure",), "probability", hint=hint)
+                Issue("a difference of probabilities is not a weight", ("measure",), "probability", hint=hint)
             )
         if self.over == "sequence":
             hint = "write over: token or geometric_mean, or measure: ratio"
@@ -594,7 +594,7 @@ class VllmRollout(SamplerSection):
         if self.placement == "colocated" or not given:
             return
         if given < count * size:
-            engines = f"{given} for {count} engines of {size}"
+            engines = f"{given} GPUs for {count} engines of {size}"
             yield Issue("too few GPUs for the engines", path, given=engines, allowed=f"{count * size}")
         elif len(self.share_gpus(machines)) > 1:
             yield Issue(

@@ -116,6 +116,8 @@ LoopMetric = Literal[
     "clip_fraction/high",
 ]
 """Metrics that a closed loop can follow. The annotation of a key names those that the key changes."""
+FOLLOWING = ("objective.kl_coef", "objective.clip.low", "objective.clip.high", "training.entropy_coef")
+"""Fields that accept a closed loop."""
 FROM_NOTHING = 1e-3
 """Start of a loop in a key whose default is 0."""
 _RANGE = 1000.0
@@ -196,7 +198,7 @@ class Schedulable:
             if not isinstance(value, (dict, ValueSchedule, ClosedLoop)):
                 return "number"
             is_loop = isinstance(value, ClosedLoop) or (isinstance(value, dict) and {"target", "of"} & value.keys())
-            return "target" if self.of and is_loop else "schedule"
+            return "target" if is_loop else "schedule"
 
         def checked(section: type[Spec], check: Any) -> CoreSchema:
             return core_schema.no_info_after_validator_function(check, handler.generate_schema(section))
@@ -207,7 +209,15 @@ class Schedulable:
         }
         if self.of:
             forms["target"] = checked(ClosedLoop, check_loop)
-        return core_schema.tagged_union_schema(forms, form)
+            return core_schema.tagged_union_schema(forms, form)
+
+        def refuse_loop(value: Any) -> Any:
+            if isinstance(value, dict) and {"target", "of"} & value.keys():
+                hint = f"closed loops are for {', '.join(FOLLOWING)}"
+                raise IssueError(Issue("the key cannot follow a target", allowed="a number or a schedule", hint=hint))
+            return value
+
+        return core_schema.no_info_before_validator_function(refuse_loop, core_schema.tagged_union_schema(forms, form))
 
     def _issue(self, value: float, kind: type) -> Issue | None:
         """Returns the issue with one value of a schedule, worded as for a plain number, or None."""
@@ -298,12 +308,12 @@ def settled(section: Spec, name: str) -> ClosedLoop:
     """Returns the closed loop of a field, with numbers for its start and its bounds."""
     loop: ClosedLoop = getattr(section, name)
     field = type(section).model_fields[name]
-    start = loop.start or field.default or FROM_NOTHING
+    start = loop.start or max(field.default or FROM_NOTHING, loop.least or 0)
+    start = min(start, loop.most or start)
     limit = next((each.lt for each in field.metadata if getattr(each, "lt", None) is not None), math.inf)
-    least = start / _RANGE if loop.least is None else loop.least
-    most = min(start * _RANGE, 0.99 * limit) if loop.most is None else loop.most
-    start = min(max(start, least), most)
-    return loop.model_copy(update={"start": start, "least": min(least, most), "most": max(least, most)})
+    least = loop.least or start / _RANGE
+    most = loop.most or max(start, min(start * _RANGE, 0.99 * limit))
+    return loop.model_copy(update={"start": start, "least": least, "most": most})
 
 
 def schedules_in(section: Spec) -> Iterator[tuple[Place, ValueSchedule]]:

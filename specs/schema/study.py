@@ -205,7 +205,7 @@ class Constraint(Spec):
     @model_validator(mode="after")
     def _acts(self) -> Self:
         if self.max is None and self.min is None:
-            raise ValueError("says nothing: give max or min")
+            raise ValueError("sets no bound: give max or min")
         if self.max is not None and self.min is not None and self.max < self.min:
             given, hint = f"max {self.max:g}, min {self.min:g}", "max is the upper bound"
             raise IssueError(Issue("no trial can keep both bounds", ("max",), given, f"at least {self.min:g}", hint))

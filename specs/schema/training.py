@@ -130,7 +130,7 @@ class KeepBest(Spec):
     @model_validator(mode="after")
     def _chooses_by_one(self) -> Self:
         if self.accuracy_on and (self.metric, self.mode) != (REWARD.name, "max"):
-            raise ValueError("chooses by accuracy_on or by metric, not by both")
+            raise ValueError("cannot use both accuracy_on and metric: set one of them")
         return self
 
 

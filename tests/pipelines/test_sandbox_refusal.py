@@ -55,7 +55,7 @@ def test_it_is_refused_before_anything_runs(
         main()
     said = capsys.readouterr().err
     assert end.value.code == 2, said
-    message = "reward: reasoning_gym may run a response's text, and scores only in a sandbox"
+    message = "reward: reasoning_gym may execute text of a response, so it scores only in a sandbox"
     assert f"spec.yaml:57: {message}: {lack}" in said
     assert "install bubblewrap" in said if lack == NOT_INSTALLED else "allow unprivileged user namespaces" in said
     assert not Path(os.environ["RPG_HOME"], "runs").exists()
@@ -69,7 +69,11 @@ OWN = "data.train.0.reward={type: reasoning_gym}"
     ("changed", "place", "what"),
     [
         (PYTHON, "--set rollout={", "the tool python runs the policy's text, only in a sandbox"),
-        (OWN, "--set data.train.0.reward", "reasoning_gym may run a response's text, and scores only in a sandbox"),
+        (
+            OWN,
+            "--set data.train.0.reward",
+            "reasoning_gym may execute text of a response, so it scores only in a sandbox",
+        ),
     ],
     ids=["tool", "reward of a set"],
 )
@@ -91,7 +95,7 @@ def test_a_tool_and_a_sets_own_reward_are_refused_where_they_are_written(
 def test_the_machine_that_is_to_score_refuses_it() -> None:
     terms = [{"reward": {"type": "exact_match"}}, {"reward": {"type": "reasoning_gym"}}]
     for reward in ({"type": "reasoning_gym"}, {"type": "weighted_sum", "terms": terms}, {"type": "code"}):
-        with pytest.raises(SpecError, match=r"(reasoning_gym|code) may run a response's text"):
+        with pytest.raises(SpecError, match=r"(reasoning_gym|code) may execute text of a response"):
             open_scorer(Reward.model_validate(reward))
 
 
@@ -109,7 +113,7 @@ def test_a_trainer_refuses_it_before_it_loads_anything(tmp_path: Path) -> None:
 
     spec = load_experiment("spec.yaml")
     with (
-        pytest.raises(SpecError, match="reasoning_gym may run a response's text"),
+        pytest.raises(SpecError, match="reasoning_gym may execute text of a response"),
         open_components(RunDirectory(tmp_path / "no run"), spec, torch.device("cpu")),
     ):
         pass

@@ -84,7 +84,7 @@ def test_an_array_comes_back_with_type_and_shape(values: Any) -> None:
 
 @pytest.mark.parametrize("value", [Unmarked(1), {1, 2}, print, np.array([print]), [object()]])
 def test_what_is_no_plain_value_is_not_sent(value: Any) -> None:
-    with pytest.raises(TypeError, match="is nothing that processes send each other"):
+    with pytest.raises(TypeError, match="cannot be sent between processes"):
         encoded(value)
 
 

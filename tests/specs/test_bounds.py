@@ -69,7 +69,7 @@ ANSWERS = {
             f"{GOOD}matrix:\n  product:\n{axis(AXES[0], 200)}{axis(AXES[1], 200)}  exclude: "
             f"[{many(199, '{objective.kl_coef: 0.01#}')}]\n"
         ),
-        "given: 200 x 200 combinations    allowed: at most 4096, those that exclude names too",
+        "given: 200 x 200 combinations    allowed: at most 4096, before exclude",
     ),
     "many entries of exclude": (
         lambda: (

@@ -88,10 +88,10 @@ def test_a_matrix_that_multiplies_with_that_of_the_extended_file_is_named_and_it
     assert (
         render(document.warnings, noun="warning")
         == """\
-spec.yaml:3: matrix: the matrix of the extended file varies fields too
+spec.yaml:3: matrix: the matrix of the extended file also varies fields
     3 | matrix:
   given: training.group_size here, objective.kl_coef in base.yaml: 6 cells
-  hint: to vary no others, say `objective.kl_coef: null` in the same part of the matrix here
+  hint: to vary no others, write `objective.kl_coef: null` in the same part of the matrix here
 1 warning"""
     )
     alone = load_document(write(own + "    objective.kl_coef: null\n"))

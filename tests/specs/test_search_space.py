@@ -295,12 +295,12 @@ def test_an_own_value_outside_its_range_is_warned_of():
         "spec.yaml:4: parameters[objective.clip.low]: the experiment's own value is not in the range\n"
         "    4 |   objective.clip.low: {float: [0.3, 0.5]}\n"
         "  given: 0.2    allowed: 0.3 to 0.5\n"
-        "  hint: the baseline is tried with it all the same; widen the range, or set another value under overrides\n"
+        "  hint: the baseline still uses it; widen the range, or set another value under overrides\n"
         "spec.yaml:6: parameters.reference: the experiment's own value is not in the range\n"
         "    6 |   reference: {cases: {moves: {source: snapshot, update: {every_steps: 2}}, "
         "stays: {source: initial}}}\n"
         '  given: {"source": "behaviour", "path": "", "revision": "main", "update": null}    allowed: moves, stays\n'
-        "  hint: the baseline is tried with it all the same; widen the range, or set another value under overrides\n"
+        "  hint: the baseline still uses it; widen the range, or set another value under overrides\n"
         "2 warnings"
     )
 

@@ -130,7 +130,7 @@ def test_each_password_of_a_value_is_hidden_by_itself_too():
 def test_a_secret_that_stands_in_the_spec_is_refused_at_its_line_and_not_repeated():
     text = message(GOOD + LAUNCHER.format(f"HF_TOKEN: {CANARY}"))
     assert "spec.yaml:" in text
-    assert "launcher.environment.HF_TOKEN: a secret stands in the spec, which is stored and shared" in text
+    assert "launcher.environment.HF_TOKEN: the spec contains a secret, but specs are stored and shared" in text
     assert "allowed: env:NAME or file:/PATH, e.g. env:HF_TOKEN" in text
     assert CANARY not in text
     assert load_experiment(write(GOOD + LAUNCHER.format("HF_TOKEN: env:HF_TOKEN"))).launcher.environment == {

@@ -116,7 +116,7 @@ def test_a_range_whose_end_cannot_be_is_told_at_the_parameter():
         (
             "  objective.clip.low: {float: [0.05, 0.4]}",
             "  resources.threads: {int: [1, 4]}",
-            "hint: it says where and how work runs and changes no result",
+            "hint: it sets where and how work runs, and cannot change a result",
         ),
         ("float: [0.05, 0.4]", "flaot: [0.05, 0.4]", "parameters[objective.clip.low]: of no known form"),
         ("[0.05, 0.4]", "[0.5, 0.4]", "parameters[objective.clip.low]: the lower end must come first"),

@@ -186,7 +186,7 @@ def test_a_disk_that_takes_no_merged_file_costs_no_row_and_is_told_of(
     with monkeypatch.context() as full:
         full.setattr("storage.merging.compaction.write_merged", refuse)
         assert ingest(tmp_path, compact="a-1", whole=True).merged == 0
-    assert "the files of a-1 are whole, and are not merged: [Errno 28] No space left on device" in caplog.text
+    assert "the files of a-1 are intact, but cannot be merged: [Errno 28] No space left on device" in caplog.text
     assert len(seen(tmp_path)) == 5
     assert ingest(tmp_path, compact="a-1", whole=True).merged > 0
 

@@ -11,10 +11,10 @@ from pipelines.cli.options import RunsName
 
 def cancel(
     name: RunsName,
-    grace: Annotated[float, typer.Option(help="Seconds after which it is stopped in the middle of a step.")] = 5.0,
+    grace: Annotated[float, typer.Option(help="Seconds to wait for the step to end before stopping within it.")] = 5.0,
     profile: Annotated[
         str,
-        typer.Option(help="Cancel on a server, also runs of others: a Prefect API's URL or a Prefect profile's name."),
+        typer.Option(help="Cancel on a server, including other users' runs: a Prefect API's URL or a profile's name."),
     ] = "",
 ) -> None:
     """Stops a run after the current step or after --grace seconds, whichever is first; a study as `rpg study cancel`.

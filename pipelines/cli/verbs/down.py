@@ -11,4 +11,4 @@ def down() -> None:
     from pipelines.prefect.services.stack import down as stop_services
 
     stopped = stop_services(Home.from_environment())
-    print("the services that were running have stopped" if stopped else "nothing was up", file=sys.stderr)
+    print("the services have stopped" if stopped else "no services were running", file=sys.stderr)

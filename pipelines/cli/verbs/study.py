@@ -93,7 +93,7 @@ def cancel(
     ] = 5.0,
     profile: Annotated[
         str,
-        typer.Option(help="Cancel on a server, also runs of others: a Prefect API's URL or a Prefect profile's name."),
+        typer.Option(help="Cancel on a server, including other users' runs: a Prefect API's URL or a profile's name."),
     ] = "",
 ) -> None:
     """Stops a study, started or not, wherever its workers are: the state of its training is saved, and the next run or

@@ -48,7 +48,7 @@ CHECKS = (
     Check(
         "train_and_resume",
         "training.trained_and_resumed",
-        "`rpg.train` trains packed rows at ZeRO 3, its state away while it samples, and resumes from its checkpoint",
+        "`rpg.train` trains packed rows at ZeRO 3, moves its state to the host while it samples, and resumes",
         "the check's log has the trainer's own words; compare deepspeed, torch and liger_kernel with constraints.txt",
         scope="host",
         limit_seconds=360,

@@ -133,9 +133,9 @@ def _memory_given_back(sampler: Sampler, sentinel: Sentinel, learner: PreTrained
     loaded, _ = _free(device)
     _logprob_difference(sampler, sentinel, learner, when="after it has slept")
     if not loaded - awake > _GIVEN_BACK * whole:
-        raise CheckFailedError("a load of weights takes the cache's memory back as well")
+        raise CheckFailedError("loading weights also reclaims the cache's memory")
     if not sleeping - awake > _GIVEN_BACK * whole:
-        raise CheckFailedError(f"asleep the engine gives {(sleeping - awake) / 2**30:.2f} GiB back")
+        raise CheckFailedError(f"asleep the engine frees only {(sleeping - awake) / 2**30:.2f} GiB")
     return {"given_back_gib": (sleeping - awake) / 2**30}
 
 

@@ -64,7 +64,9 @@ def _address(launcher: RayLauncher) -> str:
     if address == "auto":
         _refuse_anothers()
     if "://" in address:
-        raise ClusterError(f"RAY_ADDRESS={address} is of Ray's client, by which no run can be started: give HOST:PORT")
+        raise ClusterError(
+            f"RAY_ADDRESS={address} is an address for Ray's client, which cannot start runs: give HOST:PORT"
+        )
     return address
 
 
@@ -82,7 +84,7 @@ def _refuse_anothers() -> None:
         with contextlib.suppress(FileNotFoundError):
             if path.lstat().st_uid not in (0, os.geteuid()):
                 raise ClusterError(
-                    f"{path} is of user {path.owner()}: give launcher.address, or RAY_ADDRESS, for a cluster of theirs"
+                    f"{path} is of user {path.owner()}: give launcher.address, or RAY_ADDRESS, to use their cluster"
                 )
 
 

@@ -115,7 +115,7 @@ class Connection:
 
     @property
     def answered(self) -> bool:
-        """Returns whether the host has said hello, or will not."""
+        """Returns whether the host has sent its greeting, or never will."""
         return bool(self.hello or self.closed or self.refused)
 
     def silent_seconds(self) -> float:

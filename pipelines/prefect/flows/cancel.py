@@ -191,7 +191,7 @@ def _named(found: "Iterator[FlowRun]", url: str, name: str) -> "dict[str, list[F
     chosen = [name] if name in by_run else of_experiment or fitting
     if not chosen:
         hint = f"`rpg runs --profile {url}` lists what is there"
-        raise SpecError(Issue(f"no such run waits on the server at {url} or is executed", given=name, hint=hint))
+        raise SpecError(Issue(f"no such run is waiting or running on the server at {url}", given=name, hint=hint))
     if chosen is fitting and len(fitting) > 1:
         raise SpecError(Issue("the name fits several runs", given=name, allowed=", ".join(fitting)))
     return {run_id: by_run[run_id] for run_id in chosen}
@@ -221,8 +221,8 @@ def _clocks_differ(home: Home, run_id: str) -> NotStoppedError:
     does not answer."""
     lease = liveness.newest_lease(home.run(run_id))
     return NotStoppedError(
-        f"{run_id} did not answer: the node {lease.host if lease else 'unknown'} executes it, and its clock is not that"
-        " of this node. The request to stop stays"
+        f"{run_id} did not answer: the node {lease.host if lease else 'unknown'} executes it, and its clock differs"
+        " from this node's. The request to stop remains pending"
     )
 
 
@@ -235,6 +235,6 @@ def _give_up(home: Home, run_id: str) -> str:
         return f"{run_id} did not answer; the processes it had started were ended"
     ends = datetime.fromisoformat(lease.at) + timedelta(seconds=liveness.LEASE_SECONDS)
     raise NotStoppedError(
-        f"{run_id} did not answer: the node {lease.host} executes it, and may be away. The request to stop stays. The"
-        f" lease ends at {ends:%H:%M:%S} UTC unless that node renews it"
+        f"{run_id} did not answer: the node {lease.host} executes it, and may be unreachable. The request to stop"
+        f" remains pending. The lease ends at {ends:%H:%M:%S} UTC unless that node renews it"
     )

@@ -104,7 +104,7 @@ class Postgres:
         except psycopg.OperationalError as error:
             if "authentication failed" in str(error):
                 place = self.home.services / "secrets" / "postgres"
-                raise ServiceError(f"PostgreSQL does not take the password in {place}") from None
+                raise ServiceError(f"PostgreSQL rejects the password in {place}") from None
             return False
         return True
 
@@ -224,7 +224,7 @@ def _let_in(user: str, home: Home, data: Path) -> None:
             if mode & stat.S_IRWXG and directory.stat().st_gid != group:
                 way_out = f"do not run as root, or allow access: chmod o+x {directory}"
                 raise ServiceError(
-                    f"PostgreSQL runs as {user} where root starts it, and {directory} is for a group; {way_out}"
+                    f"PostgreSQL runs as {user} when root starts it, but {directory} is for a group; {way_out}"
                 )
             os.chown(directory, -1, group)
             directory.chmod(mode | stat.S_IXGRP)

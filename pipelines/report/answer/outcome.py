@@ -72,7 +72,7 @@ class Answer:
 
     @property
     def claims(self) -> bool:
-        """Whether the answer distinguishes groups."""
+        """Whether the answer reports a difference between groups."""
         return self.verdict is not None and bool(self.verdict.differences)
 
     def to_json(self) -> dict[str, Any]:

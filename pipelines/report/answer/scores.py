@@ -60,7 +60,7 @@ class Level:
         return [known.get(problem, problem) for problem in problems] if known else None
 
     def at(self, num_seeds: int) -> float:
-        """Returns the level of gains and differences if the arm with most seeds has this number."""
+        """Returns the confidence level of gains and differences if the largest arm has this many seeds."""
         return level(self.of_claims, len({look for look in self.looks if 1 < look < num_seeds}))
 
 

@@ -140,7 +140,7 @@ class HubSource(TableSource):
             own = str(saved.split or "")
             if self.split in ("train", own):
                 return saved
-            allowed = own or "train, which stands for the whole"
+            allowed = own or "train, which selects the whole dataset"
         message = "the saved dataset has no such split"
         raise SpecError(Issue(message, path=("split",), given=self.split, allowed=allowed))
 

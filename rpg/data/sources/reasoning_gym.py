@@ -49,7 +49,7 @@ class ReasoningGymSource(Source):
             yield SourceProblem(entry["question"], str(answer), name, fields=entry["metadata"], metadata=origin)
 
     def shared_with(self, other: Source) -> Issue | None:
-        """See Source: true for the same task with seeds closer together than a set is long."""
+        """See Source: true for the same task if the seeds differ by less than the size of a set."""
         if not isinstance(other, ReasoningGymSource) or (self.task, self.config) != (other.task, other.config):
             return None
         if not -self.size < self.seed - other.seed < other.size:

@@ -241,7 +241,7 @@ class Judge(Reward):
         if self.template and self.compare != "each":
             yield Issue("a template shows one answer", ("template",), given=f"compare: {self.compare}")
         if self.template and "{answer}" not in self.template:
-            yield Issue("the answer is nowhere in the template", ("template",), allowed="a text with {answer} in it")
+            yield Issue("the template does not contain the answer", ("template",), allowed="a text with {answer} in it")
         if self.template and (self.reasoning or self.endpoint) and "{key}" not in self.template:
             hint = "ask for a last line `VERDICT-{key}: N`: an answer cannot know it"
             yield Issue("the verdict's line is nowhere in the template", ("template",), hint=hint)

@@ -199,7 +199,7 @@ class Python(Reward):
         named = {name: each for name, each in taken.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
         absent = [name for name, each in named.items() if name not in known and each.default is each.empty]
         if absent:
-            raise ValueError(f"{self.function} takes {absent[0]!r}, and there is only: {', '.join(known)}")
+            raise ValueError(f"{self.function} takes {absent[0]!r}, but a problem has only: {', '.join(known)}")
         if inspect.Parameter.VAR_KEYWORD in kinds:
             return known
         return {name: value for name, value in known.items() if name in named}

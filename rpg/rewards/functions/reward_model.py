@@ -53,7 +53,7 @@ class RewardModel(Reward):
             given = f"{self.path}: {', '.join(kinds) or 'no architecture'}"
             allowed = "a model with a classification head: ...ForSequenceClassification"
             hint = "a model that writes is a judge: reward.type: judge"
-            return Issue("the model has no head that classifies", where, given, allowed, hint)
+            return Issue("the model has no classification head", where, given, allowed, hint)
         labels = self._labels()
         if len(labels) > 1 and self.label not in labels:
             message = "the classifier has several labels" if not self.label else "the classifier has no such label"

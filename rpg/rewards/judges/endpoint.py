@@ -203,7 +203,7 @@ def address_issues(url: str) -> Iterator[Issue]:
         parts, named = urlsplit(""), False
     if parts.username or parts.password or "@" in url:
         hint = "write key: env:NAME, a variable that holds it"
-        yield Issue("an address has no key in it", ("endpoint",), HIDDEN, allowed, hint, snippet=HIDDEN)
+        yield Issue("an address must not contain a key", ("endpoint",), HIDDEN, allowed, hint, snippet=HIDDEN)
     elif not named or parts.query or parts.fragment:
         yield Issue("is not the address of an API", ("endpoint",), url, allowed)
 

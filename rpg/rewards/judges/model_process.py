@@ -146,7 +146,7 @@ class ScoringModel:
                 child.kill()
                 child.wait()
         if isinstance(error, EOFError | OSError):
-            how = "is closed" if closing else f"ended with exit code {code}; what it said stands above"
+            how = "is closed" if closing else f"ended with exit code {code}; its output is above"
             error = ScoringModelError(f"the process of the scoring model {how}")
         for each in waiting:
             each.set_exception(error)

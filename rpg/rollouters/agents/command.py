@@ -88,10 +88,10 @@ class Command(AgentProgram):
         """See ProgramSection."""
         if self.sealed and (lack := sandbox.missing()):
             hint = f"{lack.hint}; or write sealed: false: it then has the rights of the run's user"
-            return Issue(f"a program is begun in a sandbox alone: {lack.reason}", ("type",), self.type, hint=hint)
+            return Issue(f"a program starts only in a sandbox: {lack.reason}", ("type",), self.type, hint=hint)
         for number, path in enumerate(self.readable):
             if not Path(path).is_absolute() or not Path(path).exists():
-                return Issue("no such path", ("readable", number), path, "a whole path that is on this machine")
+                return Issue("no such path", ("readable", number), path, "an absolute path on this machine")
         if not self._program:
             hint = "write its whole path, or put it on the PATH of this machine"
             return Issue("no such program", ("command", 0), given=self.command[0], hint=hint)
@@ -128,7 +128,7 @@ class Command(AgentProgram):
         hint = "list its directory, and the targets of its links, in readable"
         if os.geteuid() == 0:
             hint += "; a run of root's has its programs be another user: let others read it (chmod o+rX)"
-        return Issue("a sealed program cannot read it", place, path, hint=hint)
+        return Issue("a program in the sandbox cannot read it", place, path, hint=hint)
 
     def begin(self, problem: Problem, base_url: str, api_key: str) -> Running:
         """See AgentProgram."""

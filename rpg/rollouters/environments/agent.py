@@ -181,7 +181,7 @@ class _Asking(Counterpart):
                     ("rollout", "rollouter", "program"),
                     given=f"{self.program.type}; {_why_not(ended)}"[:600],
                     allowed="a program that asks for a chat completion at least once for each prompt",
-                    hint="it is to ask the endpoint that it is given (OPENAI_BASE_URL), with the key that it is given",
+                    hint="it must call the endpoint that it is given (OPENAI_BASE_URL), with the key that it is given",
                 )
             )
         if ended.error:

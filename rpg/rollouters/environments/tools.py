@@ -144,7 +144,7 @@ class Tools(TakingTurns):
             and (len(names) > 1 or self.tools[0].several)
         ):
             yield Issue(
-                "a call does not say of which tool it is",
+                "a call does not name its tool",
                 ("format", "call"),
                 given=self.format.call,
                 hint="write {tool} in place of the tool's name",

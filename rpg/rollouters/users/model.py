@@ -99,7 +99,7 @@ class Model(User):
         try:
             text = endpoint.ask(self._messages(problem, said), drawn).text.strip()
         except RequestRefusedError as error:  # for example, the conversation is too long for it
-            logger.warning("the user at %s says nothing more in a conversation: %s", self.endpoint, error)
+            logger.warning("the user at %s stopped answering in a conversation: %s", self.endpoint, error)
             return None
         return Remark(text) if text and not (self.end and self.end in text) else None
 

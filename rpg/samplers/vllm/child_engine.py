@@ -49,7 +49,7 @@ class ChildEngine:
         except subprocess.TimeoutExpired:
             return EngineProcessError(f"the engine's process stopped answering in {method}")
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        return EngineProcessError(f"the engine's process ended {how} in {method}; what it said stands above")
+        return EngineProcessError(f"the engine's process ended {how} in {method}; its output is above")
 
     def close(self) -> None:
         """Ends the process."""

@@ -48,7 +48,7 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
     if rollout.replay_routing and device.type == "cpu":
         hint = "leave replay_routing out, or take engine: transformers"
         raise SpecError(
-            Issue("vLLM tells the experts of a token on a GPU alone", ("rollout", "replay_routing"), "true", hint=hint)
+            Issue("vLLM reports the experts of a token only on a GPU", ("rollout", "replay_routing"), "true", hint=hint)
         )
     with memory_of_sampler(rollout, device):
         if rollout.placement == "colocated":

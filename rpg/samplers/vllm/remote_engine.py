@@ -34,8 +34,8 @@ class RemoteEngine:
     def end_error(self, method: str) -> EngineProcessError:
         """Returns the error for an ended engine, with the machine whose log has the cause."""
         return EngineProcessError(
-            f"engine {self._number} on {self._meeting.host} has ended, or cannot be reached any more, in {method}. The"
-            " log of its machine has what it said"
+            f"engine {self._number} on {self._meeting.host} has ended, or cannot be reached, in {method}. Its"
+            " output is in its machine's log"
         )
 
     def close(self) -> None:

@@ -265,7 +265,7 @@ class VllmSampler(InProcessSampler):
             RuntimeError: no weights were loaded since it went to sleep.
         """
         if not self._has_weights:
-            raise RuntimeError("vLLM has slept and has got no weights since")
+            raise RuntimeError("vLLM was asleep and has received no weights since")
         if self._asleep:
             self._llm.wake_up()
             peak_of_gpu().unmapped(asleep_bytes())
@@ -313,5 +313,5 @@ def _experts(output: "RequestOutput") -> NDArray[np.integer[Any]]:
     experts: NDArray[np.integer[Any]] | None = completion.routed_experts
     if experts is None or len(experts) < count:
         told = "none" if experts is None else str(len(experts))
-        raise RuntimeError(f"vLLM told the experts of {told} of {count} tokens")
+        raise RuntimeError(f"vLLM returned the experts of {told} of {count} tokens")
     return experts[:count]

@@ -205,7 +205,7 @@ def test_init_keeps_the_columns_that_a_reward_function_takes_and_counts_each_pro
     assert (code, err.splitlines()[:2]) == (
         2,
         [
-            "sums.csv: --reward: the function takes what no column holds",
+            "sums.csv: --reward: no column provides this parameter of the function",
             "  given: depth    allowed: question, answer, level, note",
         ],
     )
@@ -314,7 +314,8 @@ def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_
     [
         (
             ("--data", "odd.csv", "--model", "m"),
-            "odd.csv: no column is known to hold the prompts\n  given: a, b\n  hint: say which: `--prompt COLUMN`\n",
+            "odd.csv: cannot tell which column holds the prompts\n  given: a, b\n"
+            "  hint: say which: `--prompt COLUMN`\n",
         ),
         (
             ("--data", "odd.csv", "--prompt", "c"),

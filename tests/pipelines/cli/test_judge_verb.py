@@ -65,7 +65,7 @@ spec.yaml:28: reward.key: key is env:NO_SUCH_KEY, and there is no variable NO_SU
         "validate",
         f"{JUDGE}, {SCALE}, key: sk-abcdefghijklmnopqrst",
         """\
-spec.yaml:28: reward.key: a secret's place belongs here, not the secret
+spec.yaml:28: reward.key: give a reference to the secret, not the secret itself
     28 | (hidden)
   given: (hidden)    allowed: env:NAME or file:/PATH, which is read when it is used
   hint: a spec is stored and shared; keep it in a variable or a file
@@ -76,7 +76,7 @@ spec.yaml:28: reward.key: a secret's place belongs here, not the secret
         "plan",
         "type: reward_model, path: model",
         """\
-spec.yaml:28: reward.path: the model has no head that classifies
+spec.yaml:28: reward.path: the model has no classification head
     28 | reward: {JUDGE}
   given: DIR/model: Qwen3ForCausalLM    allowed: a model with a classification head: ...ForSequenceClassification
   hint: a model that writes is a judge: reward.type: judge

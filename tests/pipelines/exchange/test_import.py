@@ -114,7 +114,9 @@ def test_what_is_here_already_stays_as_it_is(origin: Path, exported: Path, tmp_p
     before = state.read_bytes()
     code, out, err = call(home, "import", str(exported))
     assert (code, out) == (1, "")
-    assert err.startswith(f"{RUN} is here already, and is another run: ended_at is 2026-11-23T00:00:00+00:00 here and ")
+    assert err.startswith(
+        f"{RUN} exists here already as a different run: ended_at is 2026-11-23T00:00:00+00:00 here and "
+    )
     assert state.read_bytes() == before
 
 

@@ -148,7 +148,7 @@ def test_down_and_cancel_in_a_copy_leave_a_server_its_worker_and_its_trainer_alo
         trainer = psutil.Process(lab.training_pid())
         copy = Lab(Path(shutil.copytree(lab.root, tmp_path / "copy")), lab.spec)
         copy.rpg("cancel", run_id)
-        assert copy.rpg("down").err == "nothing was up\n"
+        assert copy.rpg("down").err == "no services were running\n"
         assert is_healthy(services.url)
         before = lab.progress(run_id)
         wait_for(lambda: lab.progress(run_id) > before, timeout=60, what="another step")

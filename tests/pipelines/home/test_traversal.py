@@ -93,5 +93,5 @@ def test_export_follows_no_link_out_of_the_home(tmp_path: Path) -> None:
     target = tmp_path / "exported"
     result = CliRunner().invoke(app, ["export", run, str(target)], env={"RPG_HOME": str(home.root)})
     assert isinstance(result.exception, RpgError)
-    assert "is a link out of" in str(result.exception)
+    assert "is a link to a place outside" in str(result.exception)
     assert not target.exists()

@@ -62,6 +62,26 @@ def test_a_loop_in_a_key_that_is_0_by_default_has_a_start_and_no_margin_reaches_
     assert settled(wide.clip, "low").most == pytest.approx(0.99)
 
 
+@pytest.mark.parametrize(
+    ("key", "given", "found"),
+    [
+        ("kl_coef", {"least": 1.0}, (1.0, 1.0, 1e3)),
+        ("kl_coef", {"most": 1e-8}, (1e-8, 1e-11, 1e-8)),
+        ("low", {"most": 1e-4}, (1e-4, 1e-7, 1e-4)),
+        ("low", {"start": 0.995}, (0.995, 0.995e-3, 0.995)),
+        ("low", {"least": 0.995}, (0.995, 0.995, 0.995)),
+    ],
+)
+def test_a_loop_keeps_the_bounds_that_are_given(key: str, given: dict[str, float], found: tuple[float, ...]) -> None:
+    loop = {"target": 0.1, "of": "kl/reverse" if key == "kl_coef" else "clip_fraction/low"} | given
+    objective = parse_objective(
+        {"type": "rpg"} | ({"kl_coef": loop} if key == "kl_coef" else {"clip": {"type": "dual", "low": loop}})
+    )
+    section = objective if key == "kl_coef" else objective.clip
+    settled_loop = settled(section, key)
+    assert (settled_loop.start, settled_loop.least, settled_loop.most) == pytest.approx(found)
+
+
 def of(*scores: float) -> dict[str, SetScores]:
     return {"held_out": SetScores(list(scores))}
 
@@ -75,6 +95,15 @@ def test_a_plateau_is_so_many_evaluations_without_a_gain_over_the_best() -> None
     seen = [plateau.reached(each) for each in (BAD, BAD, GOOD, BAD, GOOD, GOOD, GOOD, PERFECT, GOOD)]
     #      first, 1, gain, 1, 2: plateau, 1, 2: plateau, gain, 1
     assert seen == [False, False, False, False, True, False, True, False, False]
+
+
+def test_a_gain_on_one_set_leaves_the_best_of_the_others() -> None:
+    def both(one: dict[str, SetScores], two: dict[str, SetScores]) -> dict[str, SetScores]:
+        return {"one": one["held_out"], "two": two["held_out"]}
+
+    plateau = Plateau(2)
+    turns = (both(BAD, PERFECT), both(PERFECT, BAD), both(BAD, PERFECT), both(PERFECT, BAD))
+    assert [plateau.reached(each) for each in turns] == [False, False, False, True]
 
 
 def test_a_gain_within_its_interval_is_none() -> None:

@@ -129,6 +129,39 @@ def test_policies_fifty_nats_apart_stay_finite(kl: str, divergence: str, level: 
     assert all(gradient.isfinite().all() for gradient in gradients(item, inputs))
 
 
+@pytest.mark.parametrize("kl", ["full", "top_k"])
+def test_logits_where_nothing_counts_change_nothing_and_halves_are_widened(kl: str) -> None:
+    inputs = batch(3)
+    padding = inputs["response_mask"] == 0
+    assert padding.any()
+    inputs["logits"], inputs["ref_logits"] = inputs["logits"].bfloat16(), inputs["ref_logits"].bfloat16()
+    wide = gradients(of(kl=kl), inputs | {name: inputs[name].float() for name in ("logits", "ref_logits")})[1]
+    for name in ("logits", "ref_logits"):
+        inputs[name] = torch.where(padding[..., None], torch.nan, inputs[name])
+    assert torch.equal(gradients(of(kl=kl), inputs)[1], wide.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"ref_logits": (1, 2, 6)}, r"ref_logits \[1, 2, 6\]"),
+        ({"ref_logits": (1, 2, 1)}, r"ref_logits \[1, 2, 1\]"),
+        ({"logits": (1, 3, 5), "ref_logits": (1, 3, 5)}, r"given: response_mask \[1, 2\], logits \[1, 3, 5\]"),
+        ({"token_ids": (1, 1)}, r"token_ids \[1, 1\]"),
+        ({"token_ids": (1, 2)}, "token_ids must be whole numbers from 0 to 4"),
+    ],
+)
+def test_logits_and_ids_that_do_not_fit_are_refused_by_name(changed: dict[str, tuple[int, ...]], said: str) -> None:
+    names = ("logprobs", "old_logprobs", "ref_logprobs", "advantages", "response_mask")
+    inputs = {name: torch.ones(1, 2) for name in names} | {
+        name: torch.zeros(1, 2, 5) for name in ("logits", "ref_logits")
+    }
+    inputs["token_ids"] = torch.zeros(1, 2, dtype=torch.int64)
+    inputs |= {name: torch.full(shape, 9.0).to(inputs[name].dtype) for name, shape in changed.items()}
+    with pytest.raises(ValueError, match=said):
+        token_losses(of(kl="top_k"), **inputs)
+
+
 @pytest.mark.parametrize("clip", ["dual", "truncate", "value"])
 def test_a_clip_bounds_what_the_sampled_token_weighs_and_leaves_the_sum_alone(clip: str) -> None:
     inputs = batch(4)

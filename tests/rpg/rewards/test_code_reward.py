@@ -254,7 +254,7 @@ def test_a_sandbox_that_fails_stops_the_run_and_gives_no_reward(
         ("taco", {"input_output": "{"}, "`input_output` is not JSON: "),
         ("taco", {"input_output": {"inputs": ["1"], "outputs": []}}, "no `inputs` and `outputs` of one length"),
         ("taco", {"input_output": {"inputs": [], "outputs": []}}, "there is no test"),
-        ("livecodebench", {"public_test_cases": '[{"input": "1"}]'}, "test 1 is no {input, output}: {'input': '1'}"),
+        ("livecodebench", {"public_test_cases": '[{"input": "1"}]'}, "test 1 lacks input or output: {'input': '1'}"),
         ("livecodebench", {"public_test_cases": "[]", "private_test_cases": "!!"}, "cannot be unpacked"),
         ("livecodebench", {"public_test_cases": json.dumps(CALLS)}, "none says of which function"),
         (
@@ -267,7 +267,7 @@ def test_a_sandbox_that_fails_stops_the_run_and_gives_no_reward(
         ("codeforces", {"official_tests": TYPED, "generated_checker": "import sys"}, "has a checker of its own"),
         ("mbpp", {"test_list": 3}, "`test_list` is not a list of texts: 3"),
         ("humaneval", {"test": "assert f(1)", "entry_point": "f"}, "defines no check(candidate)"),
-        ("cases", {"tests": [{"arguments": [1]}], "function": "f"}, "test 1 is no {arguments, value}"),
+        ("cases", {"tests": [{"arguments": [1]}], "function": "f"}, "test 1 lacks arguments or value"),
         ("cases", {"tests": [{"arguments": 1, "value": 2}], "function": "f"}, "test 1: `arguments` is not a list: 1"),
     ],
 )

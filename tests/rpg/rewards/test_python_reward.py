@@ -63,7 +63,10 @@ def test_a_function_of_trls_signature_is_given_lists_of_one() -> None:
         ("def score(response):\n return None", "TypeError: score returned None, and not a number"),
         ("def score(response):\n return float('nan')", "ValueError: score returned nan"),
         ("def score(completions):\n return 1.0", "TypeError: score returned 1.0, and not a list with one number"),
-        ("def score(solution):\n return 1", "ValueError: score takes 'solution', and there is only: level, prompt"),
+        (
+            "def score(solution):\n return 1",
+            "ValueError: score takes 'solution', but a problem has only: level, prompt",
+        ),
         (
             "def score(response):\n return int(response[9])",
             "IndexError: string index out of range (/somewhere/",

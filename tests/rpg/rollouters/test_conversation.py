@@ -129,7 +129,10 @@ def test_a_model_without_a_template_needs_words() -> None:
         ("{type: conversation}", "rollout.rollouter.user: missing"),
         ("{type: conversation, user: nobody}", "unknown type"),
         ("{type: conversation, user: scripted, words: hello}", "rollout.rollouter.words"),
-        ("{type: conversation, user: scripted, words_tokens: 31}", "two turns and a user's remark between them do not fit into a response"),
+        (
+            "{type: conversation, user: scripted, words_tokens: 31}",
+            "two turns and a user's remark between them do not fit into a response",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_conversation_is_said_at_its_line(

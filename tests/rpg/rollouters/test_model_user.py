@@ -116,7 +116,7 @@ def test_where_the_model_is_asked_is_no_part_of_what_it_says() -> None:
     [
         ("", "rollout.rollouter.user.instruction: missing"),
         (", instruction: Ask., endpoint: ftp://here", "rollout.rollouter.user.endpoint: is not the address of an API"),
-        (", instruction: Ask., key: sk-123456789", "a secret's place belongs here, not the secret"),
+        (", instruction: Ask., key: sk-123456789", "give a reference to the secret, not the secret itself"),
         (", instruction: Ask., end: BYE", "rollout.rollouter.user.end: the instruction does not tell the model this"),
         (", instruction: Ask., persona: x", "rollout.rollouter.user.persona: unknown field"),
     ],

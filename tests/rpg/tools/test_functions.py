@@ -100,7 +100,7 @@ def with_rollouter(text: str) -> str:
         ("{type: tools, tools: [calculator], answer_tokens: 31}", "a call, its answer and another turn do not fit"),
         (
             '{type: tools, tools: [calculator, python], answer_tokens: 8, format: {call: "[{argument}]"}}',
-            "a call does not say of which tool it is",
+            "a call does not name its tool",
         ),
         ('{type: tools, tools: [calculator], format: {call: "[call]"}}', "call"),
     ],

@@ -169,6 +169,16 @@ def test_a_clip_that_can_never_fire_is_named():
             "training.offload.while_sampling: while_sampling has no effect",
         ),
         ("rollout: {", "rollout: {correction: {bound: 3}, ", "rollout.correction.bound: bound has no effect"),
+        (
+            "rollout: {",
+            "rollout: {engine: vllm, correction: {type: mask, low: 0.5, high: 3, bound: 3}, ",
+            "rollout.correction.bound: bound has no effect",
+        ),
+        (
+            "rollout: {",
+            "rollout: {engine: vllm, correction: {type: truncate, high: 3, bound: 3}, ",
+            "rollout.correction.bound: bound has no effect",
+        ),
         ("rollout: {", "rollout: {correction: {low: 0}, ", "rollout.correction.low: low has no effect"),
         ("rollout: {", "rollout: {correction: {type: mask}, ", "rollout.correction: correction has no effect"),
     ],

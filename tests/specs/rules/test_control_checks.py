@@ -38,7 +38,11 @@ def test_each_key_that_takes_a_loop_is_accepted_and_settled() -> None:
         ("low: 0.2", "low: {target: 0.1, of: clip_fraction/high}", "objective.clip.low.of: the key does not change"),
         ("low: 0.2", "low: {target: 1, of: clip_fraction/low}", "clip_fraction/low is at most 1\n"),
         ("low: 0.2", "low: {target: 0.1, of: clip_fraction/low, start: 2}", "objective.clip.low.start: must be less"),
-        ("low: 0.2", "dual: {target: 0.1, of: clip_fraction/dual}", "objective.clip.dual.target: unknown field"),
+        (
+            "low: 0.2",
+            "dual: {target: 0.1, of: clip_fraction/dual}",
+            "objective.clip.dual: the key cannot follow a target\n",
+        ),
     ],
 )
 def test_a_loop_that_cannot_close_is_refused(old: str, new: str, said: str) -> None:
@@ -69,6 +73,9 @@ def test_a_plateau_needs_evaluations_and_a_cleared_optimizer_a_condition() -> No
     text = changed("training:", "reference: {source: snapshot, update: {plateau: 2, reset_optimizer: true}}\ntraining:")
     assert "reference.update.plateau: nothing is evaluated during training\n" in message(text)
     assert warnings(text + "evaluation: {every_steps: 1}\n") == "0 warnings"
+    rare = text + "evaluation: {every_steps: 2}\n"
+    assert "reference.update.plateau: plateau can never act\n" in warnings(rare)
+    assert "given: 2 after the first of 1 evaluations before the last step\n" in warnings(rare)
     always = changed(
         "training:", "reference: {source: snapshot, update: {ema_decay: 0.9, reset_optimizer: true}}\ntraining:"
     )
@@ -95,7 +102,9 @@ def test_a_dual_bound_is_off_or_above_1_at_each_step() -> None:
         return message(rival.replace("low: 0.2", f"dual: {dual}"))
 
     assert "dual must be 0 (none) or greater than 1" in said("{schedule: [[1, 0], [3, 0.5]]}")
-    assert "dual cannot go from 0 (none) to a bound by degrees" in said("{schedule: [[1, 0], [3, 5]], between: linear}")
+    assert "dual cannot change gradually from 0 (none) to a bound" in said(
+        "{schedule: [[1, 0], [3, 5]], between: linear}"
+    )
     assert "must be greater than 1" in message(changed("low: 0.2", "dual: {schedule: [[1, 0.5]]}"))
 
 

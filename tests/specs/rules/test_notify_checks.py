@@ -30,7 +30,7 @@ def test_pool_and_notices_leave_the_fingerprint_alone():
 def test_an_address_in_the_spec_is_refused_and_not_repeated():
     told = message(GOOD + 'notify:\n  - {type: slack, url: "https://hooks.slack.com/services/T0/B0/x"}\n')
     assert told == (
-        "spec.yaml:25: notify.0.url: a secret's place belongs here, not the secret\n"
+        "spec.yaml:25: notify.0.url: give a reference to the secret, not the secret itself\n"
         "    25 | (hidden)\n"
         "  given: (hidden)    allowed: env:NAME or file:/PATH, which is read when it is used\n"
         "  hint: a spec is stored and shared; keep it in a variable or a file\n"

@@ -185,4 +185,17 @@ def test_dividing_by_the_mean_of_a_group_needs_rewards_of_one_sign() -> None:
     )
     assert "given: group_mean with reward.type math_dapo, which may be negative\n" in refused
     each = text.replace("{scale: group_mean}", "{scale: group_mean, rewards: normalized_each}")
-    assert "advantage.scale: the mean of normalized terms is 0\n" in message(each)
+    assert "advantage.scale: normalized rewards have a mean of 0, which cannot be a divisor\n" in message(each)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "given"),
+    [
+        ("type: exact_match", "type: exact_match, overlong: {buffer: 2, penalty: 1}", "reward.overlong"),
+        ("type: rpg\n  kl_coef: 1e-2\n  clip:\n    type: dual", "type: rloo\n  clip:", "objective.kl_in reward"),
+    ],
+)
+def test_dividing_by_the_mean_of_a_group_allows_no_penalty_in_the_reward(old: str, new: str, given: str) -> None:
+    refused = message(changed(old, new) + "advantage: {scale: group_mean}\n")
+    assert "advantage.scale: a penalty makes the mean of a group 0 or negative" in refused
+    assert f"given: group_mean with {given}\n" in refused

@@ -280,7 +280,7 @@ def test_turns_that_are_rewarded_may_answer_for_their_returns() -> None:
         ("{type: mask, high: 0.5}", "rollout.correction.high: high is a bound on the ratio\n"),
         ("{type: mask, measure: probability, low: 0.2, high: 0.3}", "low is a bound on the difference of two"),
         ("{type: mask, measure: probability}", "rollout.correction.measure: nothing is outside the bounds\n"),
-        ("{type: truncate, measure: probability, high: 0.2}", "a difference of probabilities is no weight\n"),
+        ("{type: truncate, measure: probability, high: 0.2}", "a difference of probabilities is not a weight\n"),
         ("{type: mask, over: sequence, measure: probability, high: 0.2}", "rollout.correction.over: the probabilities"),
         ("{type: mask, over: sequences}", "hint: did you mean `sequence`?"),
     ],

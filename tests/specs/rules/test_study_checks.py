@@ -129,7 +129,7 @@ def test_a_population_is_answered_with_what_to_search_instead():
         ),
         (
             GOAL + "constraints:\n  - {metric: kl/reverse}\n",
-            "spec.yaml:9: constraints.0: says nothing: give max or min\n",
+            "spec.yaml:9: constraints.0: sets no bound: give max or min\n",
         ),
         (
             GOAL + "constraints:\n  - {metric: kl/reverse, max: 0.1, min: 0.2}\n",

@@ -53,7 +53,7 @@ def test_the_best_checkpoint_is_chosen_by_accuracies_that_training_measures():
 
 def test_the_best_checkpoint_is_chosen_by_one_thing():
     text = best_by_accuracy("held_out, metric: entropy", saved=1, evaluated=2)
-    assert "keep_best: chooses by accuracy_on or by metric, not by both" in message(text)
+    assert "keep_best: cannot use both accuracy_on and metric: set one of them" in message(text)
 
 
 def test_a_field_with_a_default_that_changes_nothing_leaves_earlier_results_valid():

@@ -27,7 +27,7 @@ def with_engine(fields: str) -> str:
         ),
         (
             ", engines: 2, ranks_per_engine: 2",
-            "rollout.ranks_per_engine: rollout.engines tells how many ranks share one",
+            "rollout.ranks_per_engine: rollout.engines already determines how many ranks share an engine",
         ),
         (", placement: dedicated, sleep: true", "rollout.sleep: a dedicated engine does not share its memory"),
         (", sleep: true}\nresources: {device: cpu", "rollout.sleep: vLLM cannot sleep on a CPU"),
@@ -86,9 +86,9 @@ def test_the_gpus_that_are_named_must_do_for_the_engines_of_each_machine(
 @pytest.mark.parametrize(
     ("fields", "ranks", "launcher", "given"),
     [
-        ("engine_gpus: [2, 3, 4, 5, 6, 7]", 2, "", "6 for 2 engines of 1"),
-        ("engine_gpus: [4, 5, 6, 7], ranks_per_engine: 4, tensor_parallel_size: 2", 4, "", "4 for 1 engines of 2"),
-        ("engine_gpus: [4, 5, 6, 7]", 4, NODES, "4 for 2 engines of 1"),
+        ("engine_gpus: [2, 3, 4, 5, 6, 7]", 2, "", "6 GPUs for 2 engines of 1"),
+        ("engine_gpus: [4, 5, 6, 7], ranks_per_engine: 4, tensor_parallel_size: 2", 4, "", "4 GPUs for 1 engines of 2"),
+        ("engine_gpus: [4, 5, 6, 7]", 4, NODES, "4 GPUs for 2 engines of 1"),
         ("engine_gpus: [4, 5, 6, 7], ranks_per_engine: 2, tensor_parallel_size: 2", 4, "", ""),
         ("engine_gpus: [4, 5]}\nresources: {device: cpu", 1, "", ""),
     ],

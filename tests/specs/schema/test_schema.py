@@ -3,10 +3,12 @@
 import importlib
 from typing import get_args
 
+import pytest
 from pydantic import Field, create_model
 
+from specs import parse_objective
 from specs.json_schema import json_schema
-from specs.schema.base import Spec, documentation
+from specs.schema.base import Spec, documentation, set_fields
 from specs.schema.experiment import Experiment
 from specs.schema.fields import is_model, literal_of, members
 from specs.schema.study import Study
@@ -97,3 +99,17 @@ def test_the_json_schema_carries_the_documentation_and_knows_extends():
     assert "required" not in schema["TrainingPart"]
     assert "steps" in schema["Training"]["required"]
     assert json_schema("study")["$defs"]["File"]["properties"]["trials"]["minimum"] == 1
+
+
+@pytest.mark.parametrize(
+    ("clip", "shown"),
+    [
+        ({"type": "none"}, {"type": "none"}),
+        ({"type": "value", "low": 0.1}, {"type": "value", "low": 0.1}),
+        ({"type": "dual", "low": 0.1}, {"low": 0.1}),
+    ],
+)
+def test_the_set_fields_of_a_section_name_its_type_if_it_is_not_the_default(
+    clip: dict[str, object], shown: dict[str, object]
+) -> None:
+    assert set_fields(parse_objective({"type": "rpg", "clip": clip})) == {"clip": shown}

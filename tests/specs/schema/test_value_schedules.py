@@ -122,7 +122,7 @@ def test_the_interval_of_the_reference_is_scheduled_in_whole_steps():
         "    19 | reference: {source: snapshot, update: {every_steps: {schedule: [[1, 1], [3, 2.5]]}}}\n"
         "  given: 2.5    allowed: a whole number, at least 0\n"
     ) in message(changed("training:", reference))
-    assert "says never" in message(changed("training:", reference.replace("[1, 1], [3, 2.5]", "[1, 0]")))
+    assert "is never updated" in message(changed("training:", reference.replace("[1, 1], [3, 2.5]", "[1, 0]")))
 
 
 def test_a_setting_gives_a_schedule_or_one_value_of_it():

@@ -244,8 +244,7 @@ class Reconciliation:
     def _may_be_elsewhere(
         self, client: "SyncPrefectClient", flow_run: "FlowRun", record: Record, lease: LeaseRecord | None
     ) -> bool:
-        """Returns whether a worker with another home may have the flow run: submission from this home does not rule
-        that out.
+        """Returns whether a worker of another home may be executing the flow run, even if this home submitted it.
 
         This home's workers have it if one noted its process here, or took or ended the run after the flow run began.
         """

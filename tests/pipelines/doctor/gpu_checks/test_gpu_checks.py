@@ -164,7 +164,11 @@ def test_packed_rows_that_are_not_kept_apart_are_noticed(bench: Bench, monkeypat
 
 @pytest.mark.parametrize(
     ("awake", "asleep", "loaded", "failure"),
-    [(10, 60, 50, ""), (10, 12, 50, "asleep the engine gives"), (10, 60, 12, "a load of weights takes the cache")],
+    [
+        (10, 60, 50, ""),
+        (10, 12, 50, "asleep the engine frees only"),
+        (10, 60, 12, "loading weights also reclaims the cache"),
+    ],
 )
 def test_an_engine_that_keeps_its_memory_asleep_is_noticed(
     awake: int, asleep: int, loaded: int, failure: str, bench: Bench, monkeypatch: pytest.MonkeyPatch

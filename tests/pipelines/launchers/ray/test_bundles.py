@@ -95,7 +95,7 @@ def test_a_machine_without_ray_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("ray://head:10001", "RAY_ADDRESS=ray://head:10001 is of Ray's client, by which no run can be started"),
+        ("ray://head:10001", "RAY_ADDRESS=ray://head:10001 is an address for Ray's client, which cannot start runs"),
         ("127.0.0.1:1", "no Ray cluster accepts this command at 127.0.0.1:1: [Errno 111] Connection refused"),
     ],
 )

@@ -477,7 +477,7 @@ def test_runs_of_a_server_are_cancelled_by_whoever_may_enter(
     assert [site.kind(waits), site.kind(runs)] == ["CANCELLED", "CANCELLING"]
     code, _, err = call("cancel", waiting, "--profile", site.server.url)
     assert code == 2
-    assert err.startswith(f"no such run waits on the server at {site.server.url} or is executed\n  given: {waiting}\n")
+    assert err.startswith(f"no such run is waiting or running on the server at {site.server.url}\n  given: {waiting}\n")
 
 
 def test_an_experiment_is_cancelled_on_its_server_and_on_record_here(

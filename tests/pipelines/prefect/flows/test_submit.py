@@ -245,8 +245,8 @@ def test_the_programs_of_a_killed_supervisord_end_and_the_next_up_starts_one_of_
     assert started is not None
     states = Supervisor(lab.home, started.control_port).states()
     assert {state.program: state.state for state in states if state.pid}.keys() == {"api", "studies", "worker"}
-    assert lab.rpg("down").err == "the services that were running have stopped\n"
-    assert lab.rpg("down").err == "nothing was up\n"
+    assert lab.rpg("down").err == "the services have stopped\n"
+    assert lab.rpg("down").err == "no services were running\n"
 
 
 @pytest.mark.long

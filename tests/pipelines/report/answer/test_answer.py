@@ -542,6 +542,10 @@ def test_an_arm_of_which_all_seeds_failed_has_an_interval_that_covers(home: Home
         ),
         ([{"training.steps": 2}, {"rollout.steps": 2}], ["training.steps 2", "rollout.steps 2"]),
         ([{"a.x": "one"}, {"a.y": "one"}], ["a.x one", "a.y one"]),
+        (
+            [{"a.update": {"plateau": 1}}, {"a.update": {"every_steps": 1}}],
+            ["a.update.plateau 1", "a.update.every_steps 1"],
+        ),
     ],
 )
 def test_labels_are_short_and_tell_cells_apart(values: list[dict[str, object]], labels: list[str]) -> None:

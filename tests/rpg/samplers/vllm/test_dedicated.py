@@ -316,4 +316,4 @@ def test_too_few_gpus_are_the_specs_mistake(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(SpecError, match="too few GPUs for the engines") as caught:
         engine_gpus(rollout)
 
-    assert caught.value.issues[0].given == "1 for 2 engines of 1"
+    assert caught.value.issues[0].given == "1 GPUs for 2 engines of 1"

@@ -196,7 +196,7 @@ def test_an_engine_that_slept_wakes_its_weights_alone_for_new_ones_and_whole_to_
     assert not said, "a step may call it several times"
     engine.sleep()
     assert said == [2]
-    with pytest.raises(RuntimeError, match="has got no weights since"):
+    with pytest.raises(RuntimeError, match="has received no weights since"):
         sample()
     engine.load_weights(qwen3().named_parameters(), policy_version=engine.policy_version + 1)
     assert said == [2, ["weights"]]
