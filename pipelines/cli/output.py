@@ -78,6 +78,23 @@ class Choice:
         chosen = [row for row in rows if not self.rows or any(text in cell_text(row[0]) for text in self.rows)]
         return [tuple(row) if self.digits is None else tuple(map(self._rounded, row)) for row in chosen]
 
+    def of_table(self, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+        """Returns the chosen rows of a whole table, see `of`.
+
+        Raises:
+            BadParameter: no row is chosen.
+        """
+        import typer
+
+        chosen = self.of(rows)
+        if self.rows and not chosen:
+            there = ", ".join(dict.fromkeys(cell_text(row[0]) for row in rows)) or "none"
+            raise typer.BadParameter(
+                f"no row has {' or '.join(map(repr, self.rows))} in its first column; rows: {there}",
+                param_hint="--rows",
+            )
+        return chosen
+
     def _rounded(self, value: Any) -> Any:
         return f"{value:z.{self.digits}f}" if isinstance(value, (float, Decimal)) else value
 

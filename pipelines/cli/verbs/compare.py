@@ -72,7 +72,7 @@ def result_text(comparison: RunComparison, kind: TableFormat, choice: Choice, *,
     from pipelines.cli.output import table_for_papers
 
     columns, rows = _by_group(comparison, choice.digits)
-    chosen = replace(choice, digits=None).of(rows)
+    chosen = replace(choice, digits=None).of_table(rows)
     kept = [place for place, _ in enumerate(columns) if place < _FIGURES or any(row[place] for row in chosen)]
     shown = [[row[place] for place in kept] for row in chosen]
     return table_for_papers([columns[place] for place in kept], shown, kind, caption=_caption(comparison), safe=safe)
@@ -152,7 +152,7 @@ def _print(comparison: RunComparison, names: Sequence[str], choice: Choice, *, w
         console.print("\nThe specs differ in nothing but the seed.")
     columns, rows = _results(comparison, choice.digits)
     whole = whole or bool(choice.rows)
-    every = replace(choice, digits=None).of(rows)
+    every = replace(choice, digits=None).of_table(rows)
     short = every if whole else [row for row in every if _on_one_screen(comparison, row[0])][:_MOST_ROWS]
     shown = fields if whole else fields[:_MOST_FIELDS]
     if fields:

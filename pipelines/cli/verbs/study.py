@@ -174,7 +174,7 @@ def print_study_table(home: Home, name: str, kind: TableFormat, choice: Choice, 
     from pipelines.studies.answers.report import study_table
 
     columns, every = study_table(home, name, choice.digits)
-    rows = choice.of(every)
+    rows = choice.of_table(every)
     match kind:
         case TableFormat.json:
             print_json(as_objects(columns, rows))

@@ -111,6 +111,14 @@ def test_rows_of_sql_say_the_same_in_every_form(
     assert cells(told, kind) == of_csv
 
 
+@pytest.mark.more
+@pytest.mark.parametrize("verb", RESULTS)
+def test_rows_that_no_table_has_are_refused(verbs: dict[str, tuple[str, ...]], call: Call, verb: str) -> None:
+    code, told, error = call(*verbs[verb], "--format", "latex", "--rows", "nonesuch")
+    assert (code, told) == (2, "")
+    assert "no row has 'nonesuch' in its first column; rows: " in " ".join(error.split())
+
+
 FORMULAS = ("=1+1", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\uff1d1", "-1.5 [-2, -1]")
 PLAIN = ("-1.5", "+3", "-.5e-3", "a=1", "", "1e5")
 
