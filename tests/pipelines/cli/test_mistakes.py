@@ -186,8 +186,8 @@ spec.yaml:78: evaluation.datasets.0: no such evaluation set
         """\
 spec.yaml:13: matrix.product[objective.kl_coeff]: unknown field
     13 | matrix: {product: {objective.kl_coeff: [1e-2, 1e-1]}}
-  allowed: aggregation, claim, clip, clipped, divergence, estimator, kl_coef, \
-kl_estimator, kl_in, kl_weighted, level, loss, max_ratio, parameters, type, weight
+  allowed: aggregation, claim, clip, clipped, divergence, estimator, kl, kl_coef, \
+kl_estimator, kl_in, kl_top_k, kl_weighted, level, loss, max_ratio, parameters, type, weight
   hint: did you mean `kl_coef`?
 1 error; nothing was run
 """,
@@ -555,9 +555,9 @@ there is no run `spec-s0`: DIR/home holds none yet; `rpg run FILE` makes one
         'sql "select * from metric"',
         """\
 there is no table or view `metric`
-  there are: accuracy_curves, artifacts, attempts, checkpoints, confirmations, evaluation_samples, evaluations, \
-events, experiments, last_and_best, leaderboard, learning_curves, metric_names, metrics, provenance, rollouts, \
-run_summary, runs, stages, studies, tokens, trials, turns, verdicts
+  there are: accuracy_curves, artifacts, attempts, checkpoints, confirmations, drift_samples, evaluation_samples, \
+evaluation_scores, evaluations, events, experiments, last_and_best, leaderboard, learning_curves, metric_names, \
+metrics, provenance, rollouts, run_summary, runs, stages, studies, tokens, trials, turns, verdicts
   hint: did you mean `metrics`?
 """,
     ),

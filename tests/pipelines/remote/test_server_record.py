@@ -193,7 +193,7 @@ def test_a_server_cannot_have_a_mirror_write_outside_of_the_record(tmp_path: Pat
     listing = {"digest": "1", "files": {path: [1, "1"]}}
     with answering({"changed": {unit: listing}, "gone": ["../outside"]}) as url:
         source = WebSource(url)
-        with pytest.raises(SourceError, match="is no record"):
+        with pytest.raises(SourceError, match="has no record"):
             Mirror(Home(tmp_path / "mirror"), source).pull()
         source.close()
     assert [path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
