@@ -289,8 +289,6 @@ class DriftSampleRow:
     """Logprob of these tokens under the policy before training, nats."""
     num_tokens: Int32
     """Sampled tokens of the response."""
-    recorded_at: datetime
-    """When it was measured."""
     attempt: Int32 | None = None
     """Which start of the trainer measured it, as in `evaluations`."""
     cluster: str | None = None

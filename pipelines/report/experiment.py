@@ -84,7 +84,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         found = answers_of(home, store, groups, [name] if kind == "experiment" else [], evaluated, graded)
         results = outcomes_of(found)
         others = answers_of_other_measures(store, groups, found, confidence=confidence) if len(runs) > 1 else []
-        costs = costs_of(store, groups, confidence=confidence)
+        costs = costs_of(store, groups, confidence=confidence, metrics={each["metric"] for each in measures})
         curves = evidence.metric_curves(store, run_ids, DIAGNOSED)
         drawn = drawn_groups(groups, results)
         marks = step_marks(store, drawn, curves)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -70,8 +69,8 @@ class Recorder:
     def record(self, step: int, evaluated: Evaluated) -> list[dict[str, Any]]:
         """Records one policy's results, and returns its part of the summary, set by set."""
         summary: list[dict[str, Any]] = []
-        answered, drift, at = evaluated.answered, evaluated.drift, datetime.now(UTC)
-        self.writer.rows(self._drift_sample(step, each, at) for each in drift or ())
+        answered, drift = evaluated.answered, evaluated.drift
+        self.writer.rows(self._drift_sample(step, each) for each in drift or ())
         for dataset in dict.fromkeys(group[0].problem.dataset for group in answered):
             groups = [group for group in answered if group[0].problem.dataset == dataset]
             problems = [group[0].problem for group in groups]
@@ -153,7 +152,7 @@ class Recorder:
             attempt=self.attempt,
         )
 
-    def _drift_sample(self, step: int, sample: DriftSample, at: datetime) -> DriftSampleRow:
+    def _drift_sample(self, step: int, sample: DriftSample) -> DriftSampleRow:
         return DriftSampleRow(
             run_id=self.run_id,
             fingerprint=self.fingerprint,
@@ -165,7 +164,6 @@ class Recorder:
             logprob=sample.logprob,
             initial_logprob=sample.initial_logprob,
             num_tokens=Int32(sample.num_tokens),
-            recorded_at=at,
             attempt=self.attempt,
             cluster=sample.problem.cluster or None,
         )

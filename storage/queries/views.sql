@@ -55,21 +55,26 @@ FROM recorded.drift_samples AS e
 WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
 QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
 
--- Drift is of all evaluation sets together, at the evaluated steps; `evaluations` has each set's, with intervals.
+-- Drift is of all evaluation sets together, at the evaluated steps; `evaluations` has each set's, with intervals. Its
+-- time is that of the step's training: evaluations record no time, so that the same results are the same files.
 CREATE VIEW metrics AS
+WITH timed AS NOT MATERIALIZED (
+    SELECT d.*, m.recorded_at FROM drift_samples AS d
+    LEFT JOIN recorded.metrics AS m ON m.run_id = d.run_id AND m.step = d.step AND m.name = 'time/step'
+)
 SELECT * EXCLUDE (attempt) FROM recorded.metrics
 UNION ALL BY NAME
-SELECT run_id, step, 'drift/reverse' AS name, sum(logprob - initial_logprob) / sum(num_tokens) AS value, max(recorded_at) AS recorded_at
-FROM drift_samples WHERE direction = 'reverse' GROUP BY run_id, step
+SELECT run_id, step, 'drift/reverse' AS name, sum(logprob - initial_logprob) / sum(num_tokens) AS value, any_value(recorded_at) AS recorded_at
+FROM timed WHERE direction = 'reverse' GROUP BY run_id, step
 UNION ALL BY NAME
-SELECT run_id, step, 'drift/reverse_response' AS name, sum(logprob - initial_logprob) / count(*) AS value, max(recorded_at) AS recorded_at
-FROM drift_samples WHERE direction = 'reverse' GROUP BY run_id, step
+SELECT run_id, step, 'drift/reverse_response' AS name, sum(logprob - initial_logprob) / count(*) AS value, any_value(recorded_at) AS recorded_at
+FROM timed WHERE direction = 'reverse' GROUP BY run_id, step
 UNION ALL BY NAME
-SELECT run_id, step, 'drift/forward' AS name, sum(initial_logprob - logprob) / sum(num_tokens) AS value, max(recorded_at) AS recorded_at
-FROM drift_samples WHERE direction = 'forward' GROUP BY run_id, step
+SELECT run_id, step, 'drift/forward' AS name, sum(initial_logprob - logprob) / sum(num_tokens) AS value, any_value(recorded_at) AS recorded_at
+FROM timed WHERE direction = 'forward' GROUP BY run_id, step
 UNION ALL BY NAME
-SELECT run_id, step, 'drift/forward_response' AS name, sum(initial_logprob - logprob) / count(*) AS value, max(recorded_at) AS recorded_at
-FROM drift_samples WHERE direction = 'forward' GROUP BY run_id, step;
+SELECT run_id, step, 'drift/forward_response' AS name, sum(initial_logprob - logprob) / count(*) AS value, any_value(recorded_at) AS recorded_at
+FROM timed WHERE direction = 'forward' GROUP BY run_id, step;
 
 -- One row per turn, of training and of evaluations. Older records lack restart, since programs could not rewrite their history then. For training rollout_id names the response; for an evaluation dataset, problem_id and sample do.
 --   rollout_id: number of the response, as in rollouts; NULL for an evaluation

@@ -1,6 +1,6 @@
 """The price of a gain: drift from the policy before training, and scores on sets that are not answered."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from pipelines.report.palette import DrawnGroup
 from pipelines.report.plots import dot_chart, mark
 from rpg.evaluation.measures import ratio_values
 from specs.metrics import is_share, lower_is_better
+from specs.rules.study import EVALUATED
 from storage import Store
 
 _COMPARED = ("drift/reverse", "drift/forward")
@@ -30,22 +31,25 @@ Measured = dict[str, dict[str, dict[str, dict[int, dict[str, float]]]]]
 """Measure -> dataset -> run -> step -> value by problem, whose mean is the measure."""
 
 
-def costs_of(store: Store, groups: Sequence[Group], *, confidence: float, looks: Sequence[float] = ()) -> list[Answer]:
+def costs_of(
+    store: Store, groups: Sequence[Group], *, confidence: float, metrics: Collection[str] | None = None
+) -> list[Answer]:
     """Returns the answers on drift and on each set that is scored by likelihood, with the conclusions of `verdict`.
 
     Args:
         confidence: level of the intervals; those of differences hold jointly, for each measure and set separately.
-        looks: numbers of seeds of earlier interim analyses.
+        metrics: metrics of these runs' evaluations, if the caller has them: without any of these costs among them
+            nothing is read.
     """
+    if metrics is not None and all(map(EVALUATED.fullmatch, metrics)):
+        return []
     run_ids = [run.run_id for group in groups for run in group.runs]
     drift, clusters = drifts(store, run_ids)
     measured = {name: drift[name] for name in _COMPARED if name in drift} | retention(store, run_ids)
     found = []
     for measure, by_dataset in measured.items():
         scale = Scale(is_share(measure), None, not lower_is_better(measure))
-        found += answers(
-            groups, by_dataset, measure=measure, confidence=confidence, looks=looks, clusters=clusters, scale=scale
-        )
+        found += answers(groups, by_dataset, measure=measure, confidence=confidence, clusters=clusters, scale=scale)
     return found
 
 

@@ -299,7 +299,7 @@ def test_a_page_asks_as_few_questions_of_many_runs_as_of_two(tmp_path: Path, mon
         asked.clear()
         write_experiment_report(home, "sums")
         counts.append(len(asked))
-    assert counts[0] == counts[1] < 23
+    assert counts[0] == counts[1] < 21
 
 
 def test_what_a_run_was_made_with_is_shown_and_where_its_values_come_from(tmp_path: Path) -> None:

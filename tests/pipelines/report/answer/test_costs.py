@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from recorded_home import FINGERPRINT, START, record_experiment, record_run
+from recorded_home import FINGERPRINT, record_experiment, record_run
 from typer.testing import CliRunner
 
 from pipelines.cli import app
@@ -47,7 +47,6 @@ def record_costs(home: Home, run_id: str, drift: float, bits: float, seed: int) 
                         ratio - 9,
                         -9.0,
                         tokens,
-                        START,
                     )
                 ]
             )
