@@ -51,6 +51,9 @@ class Snapshot:
     ) -> None:
         self.root = root
         self.connection = database.connect()
+        if database.as_pattern(root) != str(root):
+            # DuckDB copies an inlined CTE together with the paths it found, and reads those as patterns again.
+            self.connection.execute("SET disabled_optimizers = 'cte_inlining'")
         warnings = []
         obstacle = database.attach(self.connection, root) if index else "damaged"
         if obstacle and obstacle != "missing":
