@@ -153,6 +153,7 @@ def test_the_likeliest_tokens_are_those_of_the_plain_way_and_the_targets_logprob
     assert torch.allclose(likeliest, expected.values, atol=1e-6)
     assert torch.equal(logprobs, token_logprobs(hidden, weight, targets, temperature=0.7, bias=bias, chunk=5)[0])
     assert likeliest_tokens(hidden, weight, targets, 99)[1].shape == (TOKENS, VOCABULARY)
+    assert likeliest_tokens(hidden, weight, targets, 99, vocabulary=4)[1].max() == 3
 
 
 def test_the_gradient_passes_the_finite_difference_check() -> None:
