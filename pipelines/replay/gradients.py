@@ -45,9 +45,6 @@ def objective_gradients(
     Raises:
         NoWeightsError: the weights of no chosen step are kept.
     """
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     kept.check_base()
     sums = [each.sum for each in (own, *others) if each.sum]
     entries: list[list[StepGradients]] = [[] for _ in others]

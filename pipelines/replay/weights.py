@@ -79,8 +79,12 @@ class KeptWeights:
 
     def policy(self, step: int, now: Experiment, *, with_reference: bool) -> KeptPolicy:
         """Returns the policy after a step. `now`, `with_reference`: as in `KeptPolicy.load`."""
-        # A run of a machine with GPUs may be replayed on one without.
-        device = device_at_hand(self.experiment.resources)
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        device = device_at_hand(
+            self.experiment.resources
+        )  # a run of a machine with GPUs may be replayed on one without
         return KeptPolicy.load(self.base, self.after(step), now, device, with_reference=with_reference)
 
 
