@@ -55,7 +55,7 @@ def test_a_run_with_a_sum_is_reproduced_from_its_record_and_checkpoints(summed: 
 
 @pytest.fixture
 def without_first(summed: Home, tmp_path: Path) -> Home:
-    """The same run without the checkpoint of step 1."""
+    """That run without the checkpoint of step 1."""
     shutil.copytree(summed.root.parent, tmp_path, dirs_exist_ok=True)
     home = Home(tmp_path / "home")
     shutil.rmtree(home.run("tiny") / "checkpoints/step-000001")
