@@ -83,7 +83,6 @@ class Site:
 
     def kind(self, flow_run_id: UUID) -> str:
         state = self.client.read_flow_run(flow_run_id).state
-        assert state is not None
         return str(state.type.value)
 
     def status(self, run_id: str) -> str:

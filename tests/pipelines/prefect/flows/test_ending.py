@@ -169,7 +169,6 @@ def test_a_run_that_was_submitted_twice_is_cancelled_twice(site: EndingSite) -> 
     run_id, flow_run_id = site.run("submitted", Scheduled())
     again = site.flow_run(run_id, Scheduled())
     assert site.cancel(run_id) == (True, f"{run_id} was waiting and is cancelled")
-    assert flow_run_id is not None
     assert [site.kind(flow_run_id), site.kind(again)] == ["CANCELLED", "CANCELLED"]
 
 
@@ -178,7 +177,6 @@ def test_a_run_that_had_ended_and_waits_on_the_server_again_is_taken_back(site: 
         run_id, flow_run_id = site.run(status, Scheduled())
         words = f"{run_id} is {status} already; its pending flow runs on the server are withdrawn"
         assert site.cancel(run_id) == (True, words)
-        assert flow_run_id is not None
         assert (site.status(run_id), site.kind(flow_run_id)) == (status, TYPES[status])
 
 
@@ -198,7 +196,6 @@ def test_a_run_that_is_taken_over_while_it_is_ended_is_asked_to_stop(site: Endin
         True,
         f"{run_id} is cancelled; `rpg resume {run_id}` continues from its last checkpoint",
     )
-    assert flow_run_id is not None
     assert site.kind(flow_run_id) == "CANCELLED"
 
 
@@ -207,7 +204,6 @@ def test_a_run_that_is_taken_over_while_it_is_ended_is_asked_to_stop(site: Endin
 def test_a_flow_that_starts_while_it_is_cancelled_executes_nothing(site: EndingSite, record: str, monkeypatch) -> None:
     """Its worker has it already and starts it all the same; one that is cancelled the server lets be running again."""
     run_id, flow_run_id = site.run(record, Pending())
-    assert flow_run_id is not None
     flow_run = site.client.read_flow_run(flow_run_id)
     stopped, words = site.cancel(run_id)
     assert stopped == (record == "dead"), words
@@ -233,7 +229,6 @@ def test_a_run_that_is_cancelled_while_its_worker_gives_it_back_is_not_scheduled
         ending = Outbox(site.home, str(flow_run_id))
         ending.start()
         assert ending.close(20.0, schedule=True)
-    assert flow_run_id is not None
     assert site.kind(flow_run_id) == "CANCELLED"
 
 
@@ -265,7 +260,6 @@ def test_a_run_that_is_cancelled_while_a_worker_gives_it_back_to_the_queue_stays
     site: EndingSite, record: str, call: str
 ) -> None:
     run_id, flow_run_id = site.run(record, Crashed())
-    assert flow_run_id is not None
     flow_run = site.client.read_flow_run(flow_run_id)
     cancels = threading.Thread(target=cancelling, args=(site, run_id))
 
@@ -331,7 +325,6 @@ def test_a_run_that_is_cancelled_while_its_worker_sends_what_is_left_is_not_sche
     site: EndingSite, monkeypatch
 ) -> None:
     _, flow_run_id = site.run("given back", Running())
-    assert flow_run_id is not None
     send_all = Outbox._send_all
 
     def cancelled_meanwhile(ending: Outbox, client: SyncPrefectClient) -> None:
@@ -348,7 +341,6 @@ def test_a_run_that_is_cancelled_while_its_worker_sends_what_is_left_is_not_sche
 
 def test_a_flow_run_that_is_cancelled_just_before_it_is_scheduled_again_is_not(site: EndingSite) -> None:
     _, flow_run_id = site.run("given back", Running())
-    assert flow_run_id is not None
     flow_run = site.client.read_flow_run(flow_run_id)
     client: Any = Meanwhile(
         site.client, "read_flow_run_states", lambda: site.client.set_flow_run_state(flow_run_id, Cancelling())
@@ -363,7 +355,6 @@ def test_a_flow_run_that_is_given_back_although_it_was_to_be_cancelled_is_cancel
     site: EndingSite, is_known: bool, tmp_path: Path, monkeypatch
 ) -> None:
     run_id, flow_run_id = site.run("submitted", Running())
-    assert flow_run_id is not None
     ask = stop.ask_to_stop
 
     def given_back(client: SyncPrefectClient, *arguments: Any) -> None:
@@ -386,7 +377,6 @@ def test_a_run_that_was_submitted_to_a_server_and_is_executed_by_a_command_here_
 ) -> None:
     monkeypatch.setenv("RPG_HOME", str(site.home.root))
     run_id, flow_run_id = site.run("alive", Scheduled())
-    assert flow_run_id is not None
     own = {"flow_run_id": str(uuid4())}  # of the command's own server
     write_json(site.home.run(run_id) / "state.json", read_json(site.home.run(run_id) / "state.json") | own)
     holder = executing(site, run_id)
@@ -411,7 +401,6 @@ def test_a_run_whose_own_server_does_not_answer_keeps_no_other_from_being_cancel
     assert code == 2
     assert "the Prefect server at http://127.0.0.1:1/api, which has the run, does not answer" in err
     flow_run_id = runs[last]
-    assert flow_run_id is not None
     assert (site.status(last), site.kind(flow_run_id)) == ("cancelled", "CANCELLED")
 
 
@@ -428,8 +417,6 @@ def test_runs_of_a_server_are_cancelled_by_whoever_may_enter(
     code, _, err = call("cancel", executed.rpartition("-")[2], "--profile", site.url, "--grace", "0")
     assert code == 1
     assert f"{executed} was asked to stop and is still cancelling on the server: http://" in err
-    assert waits is not None
-    assert runs is not None
     assert [site.kind(waits), site.kind(runs)] == ["CANCELLED", "CANCELLING"]
     code, _, err = call("cancel", waiting, "--profile", site.url)
     assert code == 2
@@ -445,7 +432,6 @@ def test_an_experiment_is_cancelled_on_its_server_and_on_record_here(
     assert code == 0, err
     for run_id, flow_run_id in runs:
         assert f"{run_id} is cancelled; `rpg resume {run_id}` continues from its last checkpoint\n" in err
-        assert flow_run_id is not None
         assert (site.status(run_id), site.kind(flow_run_id)) == ("cancelled", "CANCELLED")
 
 
@@ -479,7 +465,6 @@ def test_a_run_that_a_worker_could_not_give_back_on_a_full_disk_is_cancelled_whe
     full.new_run = site.new_run  # type: ignore[method-assign]
     run_id, flow_run_id = full.run("dead", Running())
     full.lease(full.home.run(run_id))
-    assert flow_run_id is not None
     full_disk(leave=4096)  # room for a lease, and for nothing else
     full.compare()
     assert newest_lease(full.home.run(run_id)).number == 2

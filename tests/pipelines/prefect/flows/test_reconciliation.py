@@ -100,7 +100,6 @@ class Site:
 
     def state(self, flow_run_id: UUID) -> str:
         state = self.client.read_flow_run(flow_run_id).state
-        assert state is not None
         return state.type.value
 
 
@@ -576,7 +575,6 @@ with worker_name({pool!r}) as name:
     def worker() -> tuple["subprocess.Popen[str]", str]:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         process = subprocess.Popen([sys.executable, "-c", program], text=True, **pipes)
-        assert process.stdout is not None
         return process, process.stdout.readline().strip()
 
     workers = [worker() for _ in range(3)]
