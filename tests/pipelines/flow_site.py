@@ -44,6 +44,11 @@ class Site:
         tags = {"name": f"{experiment}: {run_id}", "tags": [f"experiment:{experiment}"]}
         return self._flow_run(EXPERIMENTS, parameters, state, **tags)
 
+    def new_flow_run(self, state: State[Any]) -> tuple[str, UUID]:
+        """A flow run of a run that is not yet. Returns their ids."""
+        run_id = self.new_run()
+        return run_id, self.flow_run(run_id, state)
+
     def study_flow_run(self, state: State[Any], *, pool: str = POOL) -> tuple[Path, UUID]:
         """A flow run of a study: the directory of its lease, and its id."""
         created = self._flow_run(STUDIES, {"name": "study clips", "document": "0"}, state, pool)
