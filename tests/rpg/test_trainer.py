@@ -36,7 +36,9 @@ def test_every_step_records_the_same_metrics_once_and_none_that_is_not_described
     assert all(recorded == names[1] <= described() for recorded in names.values())
 
 
-def test_the_metrics_that_are_described_are_recorded_and_those_of_optional_parts_with_them(inputs: Path, tmp_path: Path) -> None:
+def test_the_metrics_that_are_described_are_recorded_and_those_of_optional_parts_with_them(
+    inputs: Path, tmp_path: Path
+) -> None:
     training = {"steps": 1, "skip_zero_advantage": True}
     rollout = {"dynamic_sampling": {"max_batches": 2}}
     # A divergence in the loss gives every token a gradient: nothing could be skipped.
