@@ -46,7 +46,7 @@ def read_checked(path: Path) -> tuple[dict[str, Any], list[str]]:
     """
     try:
         text = _text(path)
-        if sum(map(text.count, ",[{")) > _MOST_VALUES:  # no fewer than it has values, also where a text has such signs
+        if sum(map(text.count, ",[{")) > _MOST_VALUES:  # an upper bound: texts have such signs too
             return {}, [f"more than {_MOST_VALUES} values"]
         value = json.loads(text)
         if "\\u" in text:

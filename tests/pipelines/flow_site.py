@@ -1,4 +1,4 @@
-"""Flow runs on a real server, and runs that stand on record as they please, for tests of which of the two wins."""
+"""Flow runs on a real server, and runs with any record, for tests of the two together."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ GONE = {"host": socket.gethostname(), "pid": 2**22 - 1, "pid_started": f"{start_
 
 
 class Site:
-    """A home, a server that asks for a password, and what a worker of the pool does there again and again."""
+    """A home, a server with a password, and the rounds of a worker of its pool."""
 
     def __init__(self, home: Home, url: str, client: SyncPrefectClient) -> None:
         self.home, self.url, self.client = home, url, client

@@ -15,28 +15,28 @@ from specs.schema.fields import nearest, split, unknown
 from specs.schema.training import Training
 
 WORD_FOR_WORD = {
-    "an unknown key is told with its nearest name": (
+    "an unknown key, with its nearest name": (
         changed("    low: 0.2", "    hi: 0.2"),
         "spec.yaml:18: objective.clip.hi: unknown field\n"
         "    18 |     hi: 0.2\n"
         "  allowed: branch, dual, high, keep_divergence, low, type\n"
         "  hint: did you mean `high`?\n",
     ),
-    "a wrong type is told with what is allowed": (
+    "a wrong type, with the allowed values": (
         changed("steps: 4", "steps: soon"),
         "spec.yaml:20: training.steps: must be a whole number\n"
         "    20 |   steps: soon\n"
         '  given: "soon"    allowed: a whole number, at least 1\n'
         "  hint: Number of steps; each trains on one batch of rollouts.\n",
     ),
-    "out of range is told with the range": (
+    "out of range, with the range": (
         changed("low: 0.2", "low: 1.2"),
         "spec.yaml:18: objective.clip.low: must be less than 1\n"
         "    18 |     low: 1.2\n"
         "  given: 1.2    allowed: a number in (0, 1)\n"
         "  hint: Margin below ratio 1: with a negative advantage a token is clipped below 1 - low.\n",
     ),
-    "a missing field is told at its section": (
+    "a missing field, at its section": (
         changed("  steps: 4\n", ""),
         "spec.yaml:19: training.steps: missing\n"
         "    19 | training:\n"
@@ -103,7 +103,7 @@ WORD_FOR_WORD = {
 
 
 @pytest.mark.parametrize(("spec", "said"), WORD_FOR_WORD.values(), ids=WORD_FOR_WORD)
-def test_a_mistake_is_told_word_for_word(spec: str | bytes, said: str):
+def test_each_mistake_has_its_message_word_for_word(spec: str | bytes, said: str):
     assert message(spec) == said + "1 error; nothing was run"
 
 

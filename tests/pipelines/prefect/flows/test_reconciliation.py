@@ -54,17 +54,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 NO_LEASE, HELD, DEAD, OLD = "", "held", "dead", "an hour old"
-"""The newest lease of a run: none; of a process that lives; of one that is gone, until now, or an hour ago."""
+"""The newest lease of a run: none, a living process's, a dead process's with a fresh heartbeat, or with an old one."""
 SETTLED: list[tuple[State[Any], str, str, str, str]] = [
     # The state on the server, the status on record, the lease, and both after a round.
     *((before, "finished", DEAD, "COMPLETED", "finished") for before in (Running(), Crashed())),
     *((before, "failed", DEAD, "FAILED", "failed") for before in (Running(), Crashed())),
     *((before, "cancelled", DEAD, "CANCELLED", "cancelled") for before in (Running(), Crashed())),
     (Completed(), "cancelled", DEAD, "COMPLETED", "cancelled"),
-    # Its process is gone: another worker goes on, or it ends as it was asked to.
+    # Its process is gone: another worker resumes it, or it ends because it was cancelled.
     (Running(), "running", DEAD, "SCHEDULED", "pending"),
     (Cancelling(), "running", DEAD, "CANCELLED", "cancelled"),
-    # It is executed, whatever its flow run says.
+    # A process executes it, whatever its flow run says.
     (Running(), "finished", HELD, "RUNNING", "finished"),
     (Crashed(), "finished", HELD, "RUNNING", "finished"),
     (Cancelling(), "finished", HELD, "CANCELLING", "finished"),
@@ -72,7 +72,7 @@ SETTLED: list[tuple[State[Any], str, str, str, str]] = [
     # A flow that has just begun gets time to take its lease; one without a record is of a worker of another home.
     (Running(), "finished", OLD, "RUNNING", "finished"),
     (Running(), "", NO_LEASE, "RUNNING", ""),
-    # A worker of another home executes it, also where this home had it before, and gave it back.
+    # A worker of another home executes it, even if this home gave it back earlier.
     *((Cancelling(), "pending", lease, "CANCELLING", "pending") for lease in (NO_LEASE, OLD)),
     *((Running(), "pending", lease, "RUNNING", "pending") for lease in (NO_LEASE, OLD)),
     # It waits, or was completed elsewhere.
