@@ -402,4 +402,4 @@ def _measures(store: Store, runs: Sequence[Run]) -> list[dict[str, Any]]:
         "WHERE list_contains(?, run_id) ORDER BY dataset, run_id, step, metric",
         [list(names)],
     )
-    return [dict(zip(result.columns, row, strict=True)) | {"run": names[row[0]]} for row in result.rows]
+    return [row | {"run": names[row["run_id"]]} for row in result.table.to_pylist()]

@@ -195,7 +195,6 @@ def test_a_figure_is_written_at_a_papers_widths(tmp_path: Path) -> None:
 
     lines = [line([(1, 0.1), (2, 0.4)], label="first <a>"), line([(1, 0.2)], label="second", color=1)]
     chart = line_chart(lines, title="Mean & reward", name="reward/mean")
-    assert chart is not None
     names = [path.name for path in save_figures([chart], tmp_path / "figures")]
     drawn = [f"reward-mean{wide}.{kind}" for wide in ("", "-wide") for kind in ("svg", "pdf", "png")]
     assert names == [*drawn, "reward-mean.csv"]

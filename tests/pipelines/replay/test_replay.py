@@ -247,7 +247,6 @@ def test_the_own_gradient_has_the_recorded_norm_and_the_recorded_loss(kept: Home
     (replay,) = replays_of(kept, gradients=Moment.start, first=1)
     assert replay.reproduction.loss is not None
     assert replay.reproduction.loss < 1e-6
-    assert replay.gradients is not None
     assert [entry["step"] for entry in replay.gradients] == [1, 2, 3]
     assert [entry["checkpoint"] for entry in replay.gradients] == [0, 1, 2]
     for entry in replay.gradients:
@@ -277,8 +276,6 @@ def test_another_objectives_loss_and_gradient_are_those_that_training_under_it_r
 def test_gradients_are_linear_in_the_coefficient_of_the_divergence(kept: Home) -> None:
     """Own g is at 0.1, so g = (g(0) + g(0.2)) / 2, and g's length follows from the others' lengths and cosines."""
     without, double = replays_of(kept, sweeps=["objective.kl_coef=0,0.2"], gradients=Moment.start, only=(3,))
-    assert without.gradients is not None
-    assert double.gradients is not None
     parts = [entry["cosine"] * entry["replayed_norm"] for entry in (without.gradients[0], double.gradients[0])]
     assert without.gradients[0]["recorded_norm"] == pytest.approx(sum(parts) / 2, rel=1e-6)
     assert without.gradients[0]["cosine"] < 0.9999, "a divergence that has a gradient"

@@ -150,8 +150,6 @@ def kill_midway(path: Path, root: Path, seconds: float) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": search}
     )
     with process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         assert process.stdout.readline(), process.stderr.read().decode()
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)

@@ -184,11 +184,9 @@ def test_half_precision_inputs_give_float32_logprobs_and_gradients_in_their_own_
     logprobs, entropy = token_logprobs(hidden, weight, targets, chunk=5)
     assert logprobs.dtype == entropy.dtype == torch.float32
     logprobs.sum().backward()
-    assert weight.grad is not None
     assert weight.grad.dtype == dtype
     wide_hidden, wide_weight = hidden.detach().double(), weight.detach().double().requires_grad_()
     plain(wide_hidden, wide_weight, None, targets, 1.0)[0].sum().backward()
-    assert wide_weight.grad is not None
     assert (weight.grad - wide_weight.grad).norm() < 0.01 * wide_weight.grad.norm()
 
 
