@@ -115,7 +115,7 @@ def _by_group(comparison: RunComparison, digits: int | None) -> tuple[list[str],
             gap = figure_and_interval(against, places, share=share, sign="+") if against else ("", "")
             own = figure_and_interval(value, places, share=share)
             rows.append([f"{name}, %" if share else name, label, *own, gap[0] + " *" * differs, gap[1]])
-    columns = ["result", "group", "value", "interval", "difference", "its interval"]
+    columns = ["result", comparison.groups[0].key or "group", "value", "interval", "difference", "its interval"]
     return columns, rows
 
 
@@ -127,7 +127,7 @@ def _caption(comparison: RunComparison) -> str:
     if outcomes:
         means += f" and {_range([outcome.num_problems for outcome in outcomes])} problems"
     confidence = comparison.groups[0].runs[0].spec.evaluation.confidence
-    told = f" Differences are from {comparison.groups[0].label}; * marks those that the verdict supports."
+    told = f" Differences are from {comparison.groups[0].named}; * marks those that the verdict supports."
     return f"{means}, with {100 * confidence:g} % intervals.{told if len(comparison.groups) > 1 else ''}"
 
 
@@ -175,7 +175,7 @@ def _on_one_screen(comparison: RunComparison, row: str) -> bool:
 def _spec_table(comparison: RunComparison, paths: Sequence[str]) -> Table:
     from pipelines.report.evidence import show
 
-    table = _table("spec", *(group.label for group in comparison.groups))
+    table = _table(_header("spec", comparison), *(group.label for group in comparison.groups))
     for path in paths:
         _add(table, path, *map(show, comparison.spec[path]))
     return table
@@ -230,7 +230,13 @@ def _results(comparison: RunComparison, digits: int | None) -> tuple[list[str], 
     if len(set(steps.values())) > 1:  # a run that paused or ended early differs from its final state
         listed.append(["evaluated at step", *(str(steps.get(label, "-")) for label in labels)])
     listed += [[name, *(cells.get(label, "-") for label in labels)] for name, cells in rows.items()]
-    return ["result", *labels], listed
+    return [_header("result", comparison), *labels], listed
+
+
+def _header(what: str, comparison: RunComparison) -> str:
+    """Returns the header of a first column, with the name of what stands above the others: `result, by clip.high`."""
+    key = comparison.groups[0].key
+    return f"{what}, by {key}" if key else what
 
 
 def _states(group: Group) -> str:
