@@ -14,6 +14,7 @@ from functools import cache
 from gzip import compress
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, Literal
 
 import numpy as np
@@ -126,7 +127,8 @@ class Chart:
         }
         if width:
             across, height = _SIZES[width]
-            spec |= {"width": across, "background": "white", "layer": [*self.layers, *_legend(lines, across, self.key)]}
+            spec |= {"title": wrap(self.title, across // 7), "width": across, "background": "white"}
+            spec |= {"layer": [*self.layers, *_legend(lines, across, self.key)]}
             spec |= {"height": height} if lines else {}
             spec = json.loads(re.sub(r"var\((--\w+)\)", lambda name: light_colors()[name[1]], json.dumps(spec)))
         return spec

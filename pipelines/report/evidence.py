@@ -188,14 +188,15 @@ def distinct(home: Home, found: Sequence[tuple[str, Sequence[Group]]]) -> list[G
     if all(of_runs) and len(groups) > 1:
         groups = _of_single_runs(groups)
     elif len(found) > 1:
-        shares_key = len({group.key for group in groups}) == 1
+        keys = {group.key for group in groups} if all(len(of_name) > 1 for _, of_name in found) else {""}
+        key = min(keys) if len(keys) == 1 else ""
         groups = [
             group
-            if alone
+            if is_run
             else Group(name, group.runs)
             if len(of_name) == 1
-            else Group(f"{name}: {group.label if shares_key else group.named}", group.runs, group.key * shares_key)
-            for alone, (name, of_name) in zip(of_runs, found, strict=True)
+            else Group(f"{name}: {group.label if key else group.named}", group.runs, key)
+            for is_run, (name, of_name) in zip(of_runs, found, strict=True)
             for group in of_name
         ]
     counts = Counter(group.label for group in groups)
@@ -527,9 +528,11 @@ def cell_labels(cells: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
 
 
 def with_key(key: str, label: str) -> str:
-    """Returns a label with the names of its fields; a word alone, unless it says nothing without them."""
-    is_word = label.replace("_", "").isalpha() and label not in ("none", "true", "false")
-    return label if is_word else f"{key} {label}".lstrip()
+    """Returns a label with the names of its fields before its values: `sums: clip.high 0.28`; a word alone, unless it
+    says nothing without them."""
+    name, colon, value = label.rpartition(": ")
+    is_word = value.replace("_", "").isalpha() and value not in ("none", "true", "false")
+    return label if is_word else f"{name}{colon}{f'{key} {value}'.lstrip()}"
 
 
 def short_names(paths: Collection[str]) -> dict[str, str]:

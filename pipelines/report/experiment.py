@@ -129,6 +129,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         chosen=CHOSEN,
         literature_notes=notes_of(literature),
         many=len(groups) > 1,
+        first=groups[0].label,
         cell=groups[0].key or ("cell" if any(run.trains for run in runs) else "model"),
         other_measures=Listed.of(outcomes_of(others), 100),
         measures=Listed.of(measures, 200),
@@ -137,6 +138,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         least_seeds=LEAST_SEEDS,
         charts=[chart.over(marks.layers()) for chart in (*on_the_way, *charts)],
         flat=list(flat),
+        colors={each.group.label: each.color for each in drawn},
         legend=[(each.group.label, each.color) for each in drawn if not each.pale],
         num_pale=len(groups) - len(colored),
         legend_notes=[

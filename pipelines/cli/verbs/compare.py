@@ -72,6 +72,8 @@ def result_text(comparison: RunComparison, kind: TableFormat, choice: Choice, *,
     from pipelines.cli.output import table_for_papers
 
     columns, rows = _by_group(comparison, choice.digits)
+    if kind is not TableFormat.csv:  # whose column has one name for any experiment
+        columns[1] = comparison.groups[0].key or columns[1]
     chosen = replace(choice, digits=None).of_table(rows)
     kept = [place for place, _ in enumerate(columns) if place < _FIGURES or any(row[place] for row in chosen)]
     shown = [[row[place] for place in kept] for row in chosen]
@@ -115,7 +117,7 @@ def _by_group(comparison: RunComparison, digits: int | None) -> tuple[list[str],
             gap = figure_and_interval(against, places, share=share, sign="+") if against else ("", "")
             own = figure_and_interval(value, places, share=share)
             rows.append([f"{name}, %" if share else name, label, *own, gap[0] + " *" * differs, gap[1]])
-    columns = ["result", comparison.groups[0].key or "group", "value", "interval", "difference", "its interval"]
+    columns = ["result", "group", "value", "interval", "difference", "its interval"]
     return columns, rows
 
 

@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import re
 import shutil
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -96,6 +98,21 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     newest = call(f"{api}/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1}, home=lab.home)[0]
     assert newest["id"] == lab.state(short["run_id"])["flow_run_id"] != short["flow_run_id"]
     assert newest["state"]["type"] == "COMPLETED"
+
+    # Its report opens from the dashboard, also with the readers' password, which `rpg up` prints where it is valid.
+    reader = (lab.home.services / "secrets" / "reader").read_text()
+    (address,) = re.findall(rf"\[report\]\((\S+/runs/{short['run_id']})\)", page())
+    for shown in (auth_string(lab.home), reader):
+        opened = urllib.request.Request(address, headers={"authorization": header_with(shown)})
+        with urllib.request.urlopen(opened, timeout=60) as answer:
+            assert "Where its values come from" in answer.read().decode()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(address, timeout=60)
+    refused.value.close()
+    assert refused.value.code == 401
+    printed = lab.rpg("up").out
+    assert f"\nto read only, at studies and record: {lab.home.services / 'secrets' / 'reader'}\n" in printed
+    assert f"\nrecord: {address.partition('/runs/')[0]}\n" in printed
 
     assert_seen_in_a_browser(lab, api, short["run_id"])
     studies = read_json(lab.home.prefect / "server.json")["studies_url"]
