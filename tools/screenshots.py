@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RPG = Path(sys.executable).with_name("rpg")
 MOST_BYTES = 150_000
 """Largest picture in docs/."""
+PATIENCE = 120_000
+"""Milliseconds that a page may take on a busy machine."""
 WIDTH = 1120
 HEIGHTS = {"report": 1500, "live": 1050, "study": 1150, "record": 620, "dashboard-experiment": 800}
 """Page -> height of its picture in docs/, in pixels."""
@@ -103,6 +105,7 @@ class Pages:
             color_scheme="dark" if dark else "light",
             http_credentials={"username": user, "password": password, "origin": self._addresses["record"]},
         )
+        context.set_default_timeout(PATIENCE)
         page = context.new_page()
         if name == "dashboard-experiment":
             self._open_dashboard(page)

@@ -128,11 +128,11 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
         server, api, beside = None, _api(port, embedded_environment(home, url), 1), []
         of_workers = {"RPG_HOME": str(home.root)}
         of_pages = of_workers | {PASSWORDS_VARIABLE: "home"}
-    beside.append(_record_page(record_port, of_pages))
+    record = _record_page(record_port, of_pages)
     studies = _studies_page(studies_port, of_pages, say)
     worker = _worker(url, of_workers, wanted.workers or 1)
 
-    programs = [*(server.backends if server else []), api, *beside, *studies, worker]
+    programs = [*(server.backends if server else []), api, *beside, record, *studies, worker]
     supervisor, process = Supervisor.start(home, programs)
     record_url = f"http://127.0.0.1:{record_port}"
     services = Services(url, process, supervisor.port, wanted.profile or "embedded", record_url=record_url)
@@ -143,7 +143,7 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
             say("starting PostgreSQL and Redis")
             server.start_backends(supervisor)
         say(f"starting the Prefect server at {url}")
-        for program in (api, *beside, *studies):
+        for program in (api, *beside, record, *studies):
             refuse_anothers(program.address)
             supervisor.run(program.name)
         for program in (api, *beside):
@@ -152,6 +152,7 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
         renew_deployments(home, url)
         name_record(home, url, record_url)
         supervisor.run(worker.name)
+        supervisor.wait_for_address(record)
         for page in studies:
             say("waiting for the dashboard of studies")
             services = replace(services, studies_url=_wait_for_page(supervisor, page, say))
