@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Takes the pictures of docs/tour.md and the README: trains a small model, searches its clip bounds, and opens their
-pages in Chromium.
+"""Takes the pictures of docs/tour.md and the README: runs the tour's experiment, and opens its pages in Chromium.
 
-    .venv/bin/python tools/screenshots.py            # trains what is missing in build/tour, then writes docs/*.png
+    .venv/bin/python tools/screenshots.py            # runs it in build/tour, then writes docs/*.png
     .venv/bin/python tools/screenshots.py --all DIR  # each page at 1280 and 390 pixels, light and dark, whole, into DIR
 
-It needs the Debian package `chromium`, Playwright (extra `dev`), and half an hour of two CPU cores at first.
+It needs the Debian package `chromium`, Playwright (extra `dev`), and a quarter of an hour of two CPU cores at first.
 """
 
 import argparse
@@ -30,7 +29,7 @@ MOST_BYTES = 150_000
 PATIENCE = 120_000
 """Milliseconds that a page may take on a busy machine."""
 WIDTH = 1120
-HEIGHTS = {"report": 1500, "live": 1050, "study": 1150, "record": 620, "dashboard-experiment": 800}
+HEIGHTS = {"report": 1500, "live": 1050, "record": 620, "dashboard-experiment": 800}
 """Page -> height of its picture in docs/, in pixels."""
 
 
@@ -69,14 +68,11 @@ def services(home: Path) -> Iterator[dict[str, str]]:
 
 
 def train(home: Path) -> None:
-    """Runs the experiment and the study that the tour shows, except for what is done."""
-    tour = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
-    experiment, study = re.findall(r"```yaml\n(.*?)```", tour, re.DOTALL)
-    experiment = f"extends: ../experiments/quickstart.yaml\n{experiment}"
-    for name, text, verb in (("tour", experiment, ["run"]), ("tour-bounds", study, ["study", "run"])):
-        spec = home.parent / f"{name}.yaml"
-        spec.write_text(text.replace("../experiments", f"{ROOT}/specs/experiments"), encoding="utf-8")
-        rpg(home, *verb, str(spec))
+    """Runs the tour's experiment, except for finished work."""
+    (experiment,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/tour.md").read_text(encoding="utf-8"), re.DOTALL)
+    spec = home.parent / "tour.yaml"
+    spec.write_text(f"extends: {ROOT}/specs/experiments/quickstart.yaml\n{experiment}", encoding="utf-8")
+    rpg(home, "run", str(spec))
 
 
 class Pages:
@@ -91,7 +87,6 @@ class Pages:
         self._of_record = {
             "report": f"{record}/experiments/tour",
             "run": f"{record}/runs/{run_id}",
-            "study": f"{record}/studies/tour-bounds",
             "live": f"{record}/live?of=tour",
             "record": record,
         }

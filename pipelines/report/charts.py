@@ -90,7 +90,7 @@ class Chart:
     name: str = ""
     """Its name in scripts and files: `reward/mean`, `accuracy/held_out`."""
     key: str = ""
-    """What the labels of its lines are values of, for the legend: `clip.high`."""
+    """The field of which its lines' labels are values, for the legend: `clip.high`."""
 
     def over(self, layers: Sequence[Layer]) -> "Chart":
         """Returns the chart with layers behind its own."""
@@ -215,7 +215,7 @@ def line_chart(
     """Returns lines over a shared x; None if no line has a finite point.
 
     Args:
-        key: what the labels of the lines are values of.
+        key: the field of which the lines' labels are values.
         holds: values that the y axis includes even if no line reaches them: those of charts with a shared scale.
     """
     lines = [line for line in lines if line["x"]]

@@ -99,7 +99,7 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     assert newest["id"] == lab.state(short["run_id"])["flow_run_id"] != short["flow_run_id"]
     assert newest["state"]["type"] == "COMPLETED"
 
-    # Its report opens from the dashboard, also with the readers' password, which `rpg up` prints where it is valid.
+    # Its report opens from the dashboard, also with the readers' password.
     reader = (lab.home.services / "secrets" / "reader").read_text()
     (address,) = re.findall(rf"\[report\]\((\S+/runs/{short['run_id']})\)", page())
     for shown in (auth_string(lab.home), reader):
