@@ -63,8 +63,10 @@ def rpg(home: Path, *words: str) -> str:
 @contextmanager
 def services(home: Path) -> Iterator[dict[str, str]]:
     """Yields the addresses of the dashboard, the studies and the record, served meanwhile."""
-    yield json.loads(rpg(home, "up", "--json"))
-    rpg(home, "down")
+    try:
+        yield json.loads(rpg(home, "up", "--json"))
+    finally:
+        rpg(home, "down")
 
 
 def train(home: Path) -> None:

@@ -222,7 +222,7 @@ def test_where_optuna_dashboard_is_not_installed_the_rest_starts_and_says_so(lab
         said = result.err.splitlines()
         assert said[0] == "no dashboard of studies: pip install 'rpg-experiments[dashboard]'"
         assert [line.split(" ")[0] for line in said[1:]] == ["starting", "registering"]
-        assert result.out.count("http://") == 1
+        assert result.out.count("http://") == 2, "the dashboard and the record"
     finally:
         lab.rpg("down")
 
@@ -233,11 +233,12 @@ def test_what_dies_is_started_again_and_up_says_what_it_cannot_change(stack) -> 
     services = running_services(lab.home)
     assert services is not None
     supervisor = Supervisor(lab.home, services.control_port)
-    before = {program: supervisor.pids(program) for program in ("api", "studies", "worker")}
+    before = {program: supervisor.pids(program) for program in ("api", "record", "studies", "worker")}
     assert all(len(pids) == 1 for pids in before.values())
     for pids in before.values():
         kill(pids[0])
-    wait_for(lambda: is_healthy(api) and answers(f"{services.studies_url}/ready"), what="both pages, once more")
+    pages = (f"{services.studies_url}/ready", f"{services.record_url}/ready")
+    wait_for(lambda: is_healthy(api) and all(map(answers, pages)), what="all pages, once more")
     again = lab.rpg("up", "--json")
     assert json.loads(again.out)["api"] == api
     after = {program: supervisor.pids(program) for program in before}
@@ -261,7 +262,12 @@ def test_the_programs_of_a_killed_supervisord_end_and_the_next_up_starts_one_of_
     started = running_services(lab.home)
     assert started is not None
     states = Supervisor(lab.home, started.control_port).states()
-    assert {state.program: state.state for state in states if state.pid}.keys() == {"api", "studies", "worker"}
+    assert {state.program: state.state for state in states if state.pid}.keys() == {
+        "api",
+        "record",
+        "studies",
+        "worker",
+    }
     assert lab.rpg("down").err == "the services have stopped\n"
     assert lab.rpg("down").err == "no services were running\n"
 
