@@ -385,7 +385,7 @@ class Outcome(_Told):
         for group in experiment_groups(self.home, self._version):
             if runs := tuple(run for run in group.runs if run.run_id in self.run_ids):
                 label = self.name if group.label == self._version else group.label
-                groups.append(Group(label, runs))
+                groups.append(Group(label, runs, group.key))
         return groups
 
     @cached_property

@@ -59,7 +59,7 @@ class Services:
     studies_url: str = ""
     """The address of optuna-dashboard for a browser; empty if it is not installed, or has not started."""
     record_url: str = ""
-    """The address of the reports and the record's files; empty in the embedded profile."""
+    """The address of the reports and the record's files."""
 
     @property
     def dashboard(self) -> str:

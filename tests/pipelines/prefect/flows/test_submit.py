@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import re
 import shutil
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -96,6 +98,21 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     newest = call(f"{api}/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1}, home=lab.home)[0]
     assert newest["id"] == lab.state(short["run_id"])["flow_run_id"] != short["flow_run_id"]
     assert newest["state"]["type"] == "COMPLETED"
+
+    # Its report opens from the dashboard, also with the readers' password.
+    reader = (lab.home.services / "secrets" / "reader").read_text()
+    (address,) = re.findall(rf"\[report\]\((\S+/runs/{short['run_id']})\)", page())
+    for shown in (auth_string(lab.home), reader):
+        opened = urllib.request.Request(address, headers={"authorization": header_with(shown)})
+        with urllib.request.urlopen(opened, timeout=60) as answer:
+            assert "Where its values come from" in answer.read().decode()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(address, timeout=60)
+    refused.value.close()
+    assert refused.value.code == 401
+    printed = lab.rpg("up").out
+    assert f"\nto read only, at studies and record: {lab.home.services / 'secrets' / 'reader'}\n" in printed
+    assert f"\nrecord: {address.partition('/runs/')[0]}\n" in printed
 
     assert_seen_in_a_browser(lab, api, short["run_id"])
     studies = read_json(lab.home.prefect / "server.json")["studies_url"]
@@ -204,7 +221,7 @@ def test_where_optuna_dashboard_is_not_installed_the_rest_starts_and_says_so(lab
         said = result.err.splitlines()
         assert said[0] == "no dashboard of studies: pip install 'rpg-experiments[dashboard]'"
         assert [line.split(" ")[0] for line in said[1:]] == ["starting", "registering"]
-        assert result.out.count("http://") == 1
+        assert result.out.count("http://") == 2, "the dashboard and the record"
     finally:
         lab.rpg("down")
 
@@ -214,11 +231,12 @@ def test_what_dies_is_started_again_and_up_says_what_it_cannot_change(stack) -> 
     lab, api = stack
     services = running_services(lab.home)
     supervisor = Supervisor(lab.home, services.control_port)
-    before = {program: supervisor.pids(program) for program in ("api", "studies", "worker")}
+    before = {program: supervisor.pids(program) for program in ("api", "record", "studies", "worker")}
     assert all(len(pids) == 1 for pids in before.values())
     for pids in before.values():
         kill(pids[0])
-    wait_for(lambda: is_healthy(api) and answers(f"{services.studies_url}/ready"), what="both pages, once more")
+    pages = (f"{services.studies_url}/ready", f"{services.record_url}/ready")
+    wait_for(lambda: is_healthy(api) and all(map(answers, pages)), what="all pages, once more")
     again = lab.rpg("up", "--json")
     assert json.loads(again.out)["api"] == api
     after = {program: supervisor.pids(program) for program in before}
@@ -240,7 +258,12 @@ def test_the_programs_of_a_killed_supervisord_end_and_the_next_up_starts_one_of_
     assert not any(program.is_running() for program in programs)
     started = running_services(lab.home)
     states = Supervisor(lab.home, started.control_port).states()
-    assert {state.program: state.state for state in states if state.pid}.keys() == {"api", "studies", "worker"}
+    assert {state.program: state.state for state in states if state.pid}.keys() == {
+        "api",
+        "record",
+        "studies",
+        "worker",
+    }
     assert lab.rpg("down").err == "the services have stopped\n"
     assert lab.rpg("down").err == "no services were running\n"
 

@@ -88,10 +88,10 @@ def test_drift_and_retention_are_compared_by_the_verdict_and_less_is_better(home
         ("bits_per_byte", "prose"),
     ]
     for cost in comparison.costs:
-        assert cost.verdict.best == "clip.high 0.1", "the arm that drifts less and forgets less"
+        assert cost.verdict.best == "0.1", "the arm that drifts less and forgets less"
         assert all(outcome.gain is not None and outcome.gain.known for outcome in cost.outcomes)
     drift = by_measure["drift/reverse", "two-terms"]
-    assert drift.text.startswith("Drift/reverse on two-terms at step 60: clip.high 0.1 is best: 0.0")
+    assert drift.text.startswith("Drift/reverse on two-terms at step 60, by clip.high: 0.1 is best: 0.0")
     narrow, wide = drift.outcomes
     assert (narrow.after.value, wide.after.value) == (pytest.approx(0.02, rel=0.05), pytest.approx(0.2, rel=0.05))
     assert narrow.gain.value == pytest.approx(narrow.after.value)
@@ -108,8 +108,8 @@ def test_compare_and_the_report_show_what_the_gain_cost(home: Home, monkeypatch:
     monkeypatch.setenv("RPG_HOME", str(home.root))
     result = CliRunner().invoke(app, ["compare", "sums"])
     assert result.exit_code == 0, result.output
-    assert "Drift/reverse on two-terms at step 60: clip.high 0.1 is best" in result.output
-    assert "Bits_per_byte on prose at step 60: clip.high 0.1 is best" in result.output
+    assert "Drift/reverse on two-terms at step 60, by clip.high: 0.1 is best" in result.output
+    assert "Bits_per_byte on prose at step 60, by clip.high: 0.1 is best" in result.output
     assert "change of bits_per_byte prose" in result.output
     page = write_experiment_report(home, "sums").read_text()
     assert "Drift and retention" in page
