@@ -232,6 +232,11 @@ def _print_runs(made: Plan, *, each: bool, console: Console) -> None:
     from rich.table import Table
 
     experiment = made.document.experiment
+    if changed := _changed(made):
+        console.print(f"[bold]changed[/]  {escape(changed[0])}")
+        for each in changed[1:]:
+            console.print(f"         {each}", markup=False)
+        console.print()
     console.print(f"[bold]{experiment.name}[/]  {escape(experiment.question)}", end="\n\n")
     colours = {"RUN": "yellow", "RESUME": "cyan", "CACHED": "green"}
     if not each:
@@ -246,12 +251,23 @@ def _print_runs(made: Plan, *, each: bool, console: Console) -> None:
         for planned in run.stages:
             colour = colours[planned.action]
             table.add_row(
-                f"  {planned.stage}", f"[{colour}]{planned.action}[/]", planned.fingerprint[:8], escape(planned.reason)
+                f"  {planned.stage}", f"[{colour}]{planned.action}[/]", escape(planned.reason), planned.fingerprint[:8]
             )
         console.print(f"[bold]{run.run_id}[/]  {escape(run.name)}")
         console.print(table)
     for line in _algebra(made):
         console.print(line, markup=False)
+
+
+def _changed(made: Plan) -> list[str]:
+    """Returns what changed in the spec since the earlier runs, for the first stage of each run that it affects."""
+    found: dict[str, None] = {}
+    for run in made.runs:
+        of_stages = [planned.reason.split("; ") for planned in run.stages if planned.action == "RUN"]
+        changes = [[each for each in reasons if " -> " in each] for reasons in of_stages]
+        found.update(dict.fromkeys(next(filter(None, changes), ())))
+    shown = list(found)[:_MOST_REASONS]
+    return [*shown, *([f"and {len(found) - len(shown)} other changes"] if len(found) > len(shown) else [])]
 
 
 def _summary(made: Plan) -> Iterator[tuple[str, str, int, str]]:
