@@ -109,6 +109,7 @@ def findings(document: Document | StudyDocument, made: Plan, home: Home) -> tupl
         of_runs.update(
             Issue(fault, ("resources", "device"), hint="see docs/clusters.md: faults of GPUs") for fault in gpu_faults()
         )
+    of_runs.update(never_examined(to_train, home))
     warnings = [*document.warnings, *(experiment.locate(warning) for warning in of_runs)]
     to_do = unfinished(made.runs)
     errors, absent, odd = examined(experiment, to_do, forked=has_forked())
@@ -116,6 +117,25 @@ def findings(document: Document | StudyDocument, made: Plan, home: Home) -> tupl
         errors, absent = [*errors, *absent], []
     warnings = [*warnings, *missing_for(experiment, to_do), *absent, *odd]
     return in_file_order([*errors, *unscorable(experiment, to_do)]), warnings
+
+
+def never_examined(to_train: list[Experiment], home: Home) -> Iterator[Issue]:
+    """Yields a warning for each kind of launcher whose GPUs `rpg doctor --gpu` has never checked."""
+    import shutil
+    import socket
+
+    from pipelines.home.examined import is_examined
+    from specs.errors import Issue
+
+    on_gpus = {each.launcher.type for each in to_train if each.resources.device != "cpu"}
+    if "local" in on_gpus and shutil.which("nvidia-smi") and not is_examined(home, "local", socket.gethostname()):
+        hint = "`rpg doctor --gpu` tries them in some minutes: arithmetic, links, memory, vLLM"
+        yield Issue("the GPUs of this machine were never checked", ("resources", "device"), hint=hint)
+    asked_for = {each.launcher.type for each in to_train if each.resources.device == "cuda"}
+    for launcher in sorted((on_gpus & asked_for) - {"local"}):
+        if not is_examined(home, launcher):
+            hint = "`rpg doctor --gpu FILE` with this file tries them in some minutes: arithmetic, links, memory, vLLM"
+            yield Issue("GPUs of this launcher were never checked", ("launcher", "type"), hint=hint)
 
 
 def _as_data(made: Plan, means: MeanLengths | None) -> dict[str, Any]:
