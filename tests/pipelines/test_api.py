@@ -158,6 +158,10 @@ def test_an_outcome_gives_its_metrics_as_rows_and_as_columns(root: Path, spec: d
         RpgError, match=r"no metric 'reward/maen' is recorded; there are: .*; did you mean `reward/mean`\?"
     ):
         outcome.history("reward/maen")
+    with pytest.raises(RpgError, match=r"; did you mean `reward/mean`\?"):
+        outcome.metrics("reward")
+    with pytest.raises(AttributeError, match=r"JobRun has no attribute 'id'; there are: name, reason, run_id, seed"):
+        _ = outcome.runs[0].id  # type: ignore[attr-defined]
 
 
 def test_an_outcome_that_has_nothing_yet_has_no_rows(spec: dict[str, Any]) -> None:

@@ -223,6 +223,13 @@ def test_a_setting_out_of_range_is_told_as_a_setting():
             "batch_size: 128\nreward:",
             "a step has `training.prompts_per_step` x `training.group_size` responses",
         ),
+        ("reward:", "rollouts_per_example: 8\nreward:", "here it is `training.group_size`"),
+        ("reward:", "eval_dataset: [a]\nreward:", "here it is `data.evaluation`"),
+        ("reward:", "dataset_name: a\nreward:", "here it is `data.train`"),
+        ("  minibatches: 2\n", "  lora_alpha: 9\n", "here it is `training.lora.alpha`"),
+        ("data:\n", "data:\n  train_batch_size: 9\n", "here it is `training.prompts_per_step`"),
+        ("reward:", "evaluation: {save_freq: 9}\nreward:", "here it is `training.checkpoint.every_steps`"),
+        ("reward:", "logging_steps: 9\nreward:", "leave it out: every step and every response is recorded"),
         ("  minibatches: 2\n", "  seq_len: 9\n", "two limits, in tokens: `data.max_prompt_length` and "),
         ("rollout: {", "rollout: {placement: dedicated, ", "only with `engine: vllm`"),
         ("rollout: {", "rollout: {engine_gpus: [0], ", "only with `engine: vllm`"),
@@ -255,7 +262,7 @@ def test_the_names_of_the_page_on_other_frameworks_are_known():
     ]
     rows = [line.split(" | ")[0] for line in "".join(tables).splitlines() if line.startswith("| `")]
     theirs = [name.rpartition(".")[2] for row in rows for name in re.findall("`([a-z_.]+)`", row)]
-    here = {"grpo", "dr_grpo", "dapo", "n", "val_before_train", "overlong_buffer", "use_bias_correction_kl"}
+    here = {"grpo", "dr_grpo", "dapo"}
     assert len(theirs) > 40
     assert [name for name in theirs if name not in here and not nearest(name, (), root=Experiment)] == []
 
