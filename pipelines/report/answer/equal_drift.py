@@ -30,8 +30,8 @@ def gains_at_equal_drift(
 ) -> list[Answer]:
     """Returns an answer for each evaluation set on which all finished runs of several groups have drifted.
 
-    A run's scores at a drift are interpolated linearly between its evaluations. The drift is the largest that every run
-    reaches. The intervals take it as known.
+    A run's scores at a drift are interpolated linearly between two evaluations: those between which it last has that
+    drift. The drift is the largest that every run reaches. The intervals take it as known.
 
     Args:
         evaluated: result of `evidence.accuracies`.
@@ -81,9 +81,13 @@ def at_equal_drift(evaluated: BySteps, drift: BySteps) -> tuple[float, BySteps] 
 
 
 def _scores_at(level: float, path: Sequence[tuple[int, float]], scores: Mapping[int, Scores]) -> Scores:
-    """Returns a run's scores where its drift first reaches the level."""
-    (before, least), (after, most) = next(pair for pair in pairwise(path) if pair[1][1] >= level)
-    share = (level - least) / (most - least)
+    """Returns a run's scores where it last has this drift."""
+    (before, first), (after, second) = next(
+        (one, other)
+        for one, other in reversed(list(pairwise(path)))
+        if min(one[1], other[1]) <= level <= max(one[1], other[1])
+    )
+    share = 1.0 if first == second else (level - first) / (second - first)
     return {
         problem: (1 - share) * scores[before][problem] + share * score
         for problem, score in scores[after].items()

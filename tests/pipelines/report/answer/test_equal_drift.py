@@ -61,6 +61,20 @@ def test_scores_are_interpolated_at_the_largest_drift_that_every_run_reaches() -
     assert at_level["b"][10] == {"p": pytest.approx(0.2)}
 
 
+def test_of_several_places_with_that_drift_the_last_counts() -> None:
+    scores = {"a": {step: {"p": step / 10} for step in (0, 2, 4, 8, 10)}, "b": {step: {"p": 0.0} for step in (0, 5, 10)}}
+    drift = {
+        "a": {step: {"p": value} for step, value in ((0, 0.0), (2, 0.5), (4, 0.1), (8, 0.5), (10, 0.6))},
+        "b": {0: {"p": 0.0}, 5: {"p": 0.3}, 10: {"p": 0.3}},
+    }
+    found = at_equal_drift(scores, drift)
+    assert found is not None
+    level, at_level = found
+    assert level == pytest.approx(0.3)
+    assert at_level["a"][10] == {"p": pytest.approx(0.6)}, "half-way from step 4 to step 8"
+    assert at_level["b"][10] == {"p": 0.0}
+
+
 @pytest.mark.parametrize(
     "drift",
     [
