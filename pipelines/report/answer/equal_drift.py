@@ -81,7 +81,7 @@ def at_equal_drift(evaluated: BySteps, drift: BySteps) -> tuple[float, BySteps] 
 
 
 def _scores_at(level: float, path: Sequence[tuple[int, float]], scores: Mapping[int, Scores]) -> Scores:
-    """Returns a run's scores where it last has this drift."""
+    """Returns a run's scores at the last point of its path with this drift."""
     (before, first), (after, second) = next(
         (one, other)
         for one, other in reversed(list(pairwise(path)))

@@ -62,7 +62,10 @@ def test_scores_are_interpolated_at_the_largest_drift_that_every_run_reaches() -
 
 
 def test_of_several_places_with_that_drift_the_last_counts() -> None:
-    scores = {"a": {step: {"p": step / 10} for step in (0, 2, 4, 8, 10)}, "b": {step: {"p": 0.0} for step in (0, 5, 10)}}
+    scores = {
+        "a": {step: {"p": step / 10} for step in (0, 2, 4, 8, 10)},
+        "b": {step: {"p": 0.0} for step in (0, 5, 10)},
+    }
     drift = {
         "a": {step: {"p": value} for step, value in ((0, 0.0), (2, 0.5), (4, 0.1), (8, 0.5), (10, 0.6))},
         "b": {0: {"p": 0.0}, 5: {"p": 0.3}, 10: {"p": 0.3}},
