@@ -374,7 +374,8 @@ class _Planner:
             lambda record: record["seed"] == seed,
             lambda _record: True,
         ):
-            if alike := [record for record in self._earlier_plans if is_like(record)]:
+            alike: list[dict[str, Any]] = [record for record in self._earlier_plans if is_like(record)]
+            if alike:
                 return min(reversed(alike), key=lambda record: _num_differences(record, run))
         return None
 

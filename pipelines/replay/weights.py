@@ -39,7 +39,7 @@ class KeptWeights:
     @cached_property
     def base(self) -> Path:
         """Returns the directory of the base model."""
-        return self.run.path / self.run.inputs()["base"]
+        return self.run.path / str(self.run.inputs()["base"])
 
     @cached_property
     def steps(self) -> list[int]:

@@ -140,9 +140,9 @@ def _of_a_form(value: Any) -> Any:
 
 def _in_right_form(value: Any, kind: str, log: str) -> str:
     """Returns a hint that writes a list or another framework's range in the form of a study; empty for other values."""
-    if isinstance(value, str) and (ends := _IN_WORDS.fullmatch(value)):
+    if isinstance(value, str) and (words := _IN_WORDS.fullmatch(value)):
         with suppress(ValueError):
-            value = [json.loads(end) for end in ends.groups()]
+            value = [json.loads(end) for end in words.groups()]
     if kind == "choice" and isinstance(value, dict):
         return f"write {{cases: {_flow(value)}}}"
     if isinstance(value, dict):
