@@ -62,6 +62,8 @@ _TROUBLE_QUERY = """
     SELECT run_id, step, kind, message, recorded_at FROM events
     WHERE list_contains($runs, run_id) AND list_contains($kinds, kind) ORDER BY recorded_at, step LIMIT $most
 """
+_SAMPLED = 3
+"""Number of responses with the highest scores that a page shows, and of those with the lowest."""
 _SAMPLES = """
     WITH last AS (
         SELECT dataset, run_id, step, problem_id, sample, score FROM evaluation_samples
@@ -411,16 +413,11 @@ def metric_curves(store: Store, run_ids: Sequence[str], names: Sequence[str] = D
     return curves
 
 
-def sample_responses(
-    store: Store, run_ids: Sequence[str], *, count: int = 3
-) -> tuple[list[JsonObject], list[JsonObject]]:
-    """Returns responses of the last evaluated checkpoint, those with the highest and those with the lowest scores.
-    `turns` of each are its turns as a page shows them; empty in an environment of a single turn.
-
-    Args:
-        count: number of each; of different problems, if there are enough.
-    """
-    chosen = store.query(_SAMPLES, {"runs": list(run_ids), "count": count}).rows
+def sample_responses(store: Store, run_ids: Sequence[str]) -> tuple[list[JsonObject], list[JsonObject]]:
+    """Returns responses of the last evaluated checkpoint, those with the highest and those with the lowest scores; of
+    different problems, if there are enough. `turns` of each are its turns as a page shows them; empty in an environment
+    of a single turn."""
+    chosen = store.query(_SAMPLES, {"runs": list(run_ids), "count": _SAMPLED}).rows
     if not chosen:
         return [], []
     keys = [row[:5] for row in chosen]
@@ -430,7 +427,7 @@ def sample_responses(
     texts = {row[:5]: dict(zip(result.columns, row, strict=True)) for row in result.rows}
     for row in texts.values():
         row["turns"] = conversation(json.loads(row["turns"] or "[]"))
-    best, worst = ([(row[place], texts[row[:5]]) for row in chosen if row[place] <= count] for place in (5, 6))
+    best, worst = ([(row[place], texts[row[:5]]) for row in chosen if row[place] <= _SAMPLED] for place in (5, 6))
     best.sort(key=lambda ranked: ranked[0])
     worst.sort(key=lambda ranked: ranked[0])
     return [text for _, text in best], [text for _, text in worst]
@@ -438,8 +435,9 @@ def sample_responses(
 
 def trouble_of(store: Store, run_ids: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the first events of the kinds in TROUBLE, oldest first."""
-    result = store.query(_TROUBLE_QUERY, {"runs": list(run_ids), "kinds": list(TROUBLE), "most": MOST_TROUBLE})
-    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
+    asked = {"runs": list(run_ids), "kinds": list(TROUBLE), "most": MOST_TROUBLE}
+    events: list[dict[str, Any]] = store.query(_TROUBLE_QUERY, asked).table.to_pylist()
+    return events
 
 
 def flatten(tree: Any, path: str = "") -> JsonObject:

@@ -25,6 +25,7 @@ from pipelines.report.answer import (
     outcomes_of,
 )
 from pipelines.report.answer.costs import costs_of, frontier_charts
+from pipelines.report.answer.equal_drift import gains_at_equal_drift
 from pipelines.report.answer.whole import whole_answer
 from pipelines.report.charts import Chart
 from pipelines.report.curves import accuracy_curves, learning_curves, most_points
@@ -85,6 +86,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         results = outcomes_of(found)
         others = answers_of_other_measures(store, groups, found, confidence=confidence) if len(runs) > 1 else []
         costs = costs_of(store, groups, confidence=confidence, metrics={each["metric"] for each in measures})
+        equal_drift = gains_at_equal_drift(store, groups, evaluated, costs, confidence=confidence, graded=graded)
         curves = evidence.metric_curves(store, run_ids, DIAGNOSED)
         drawn = drawn_groups(groups, results)
         marks = step_marks(store, drawn, curves)
@@ -124,6 +126,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         outcomes=[result for result in results if result.label in {group.label for group in colored}],
         all_outcomes=Listed.of(results, 200) if len(colored) < len(groups) else None,
         costs=costs,
+        equal_drift=equal_drift,
         frontiers=frontier_charts(found, costs, drawn),
         literature=literature,
         chosen=CHOSEN,
@@ -406,4 +409,4 @@ def _measures(store: Store, runs: Sequence[Run]) -> list[dict[str, Any]]:
         "WHERE list_contains(?, run_id) ORDER BY dataset, run_id, step, metric",
         [list(names)],
     )
-    return [dict(zip(result.columns, row, strict=True)) | {"run": names[row[0]]} for row in result.rows]
+    return [row | {"run": names[row["run_id"]]} for row in result.table.to_pylist()]

@@ -304,7 +304,7 @@ async function ask() {
     }
     showState();
   } catch (error) {
-    by("state").textContent = `The server does not answer (${error.message.trim()}); asking again in ${wait} s.`;
+    by("state").textContent = `The server does not answer (${error.message.trim()}); asking again in ${wait} s. If its command has ended, "rpg watch --web" serves the page again.`;
   }
   if (mine === asked && !document.hidden) timer = setTimeout(ask, 1000 * wait);
 }

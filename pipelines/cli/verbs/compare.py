@@ -89,8 +89,9 @@ def _by_group(comparison: RunComparison, digits: int | None) -> tuple[list[str],
 
     results: dict[tuple[str, bool], list[tuple[str, Interval, Interval | None, bool]]] = {}
     """(name, whether it is a share) -> (group, value, difference from the first group, whether it differs)"""
+    equal_drift = [outcome for answer in comparison.equal_drift for outcome in answer.outcomes]
     costs = [outcome for cost in comparison.costs for outcome in cost.outcomes]
-    for outcome in (*comparison.outcomes, *costs, *comparison.other_measures):
+    for outcome in (*comparison.outcomes, *equal_drift, *costs, *comparison.other_measures):
         row = (outcome.label, outcome.after, outcome.against_first, outcome.differs)
         results.setdefault((f"{outcome.measure} {outcome.dataset}", outcome.is_share), []).append(row)
         if outcome.gain is not None and outcome in comparison.outcomes:
@@ -147,7 +148,8 @@ def _print(comparison: RunComparison, names: Sequence[str], choice: Choice, *, w
     # A pipe has no width to fit into.
     console = SafeConsole(width=None if sys.stdout.isatty() else 10_000)
     found = (f"Diagnosis: {sentence} {remedy}" for sentence, remedy in comparison.diagnosis)
-    for line in (*(answer.text for answer in (*comparison.answers, *comparison.costs)), *comparison.notes, *found):
+    answers = (*comparison.answers, *comparison.equal_drift, *comparison.costs)
+    for line in (*(answer.text for answer in answers), *comparison.notes, *found):
         console.print(Text(line))
     fields = list(comparison.spec)
     if not fields:
@@ -196,11 +198,13 @@ def _results(comparison: RunComparison, digits: int | None) -> tuple[list[str], 
 
     labels = [group.label for group in comparison.groups]
     rows: dict[str, dict[str, str]] = {}
-    for outcome in comparison.outcomes:
+    equal_drift = [outcome for answer in comparison.equal_drift for outcome in answer.outcomes]
+    for outcome in (*comparison.outcomes, *equal_drift):
         row = rows.setdefault(f"{outcome.measure} {outcome.dataset}", {})
         row[outcome.label] = _cell(outcome.after, outcome.against_first, digits, mark=" *" if outcome.differs else "")
         if outcome.gain is not None:
-            rows.setdefault(f"gain {outcome.dataset}", {})[outcome.label] = _cell(outcome.gain, None, digits)
+            gain = outcome.measure.replace("accuracy", "gain").replace("score", "gain")
+            rows.setdefault(f"{gain} {outcome.dataset}", {})[outcome.label] = _cell(outcome.gain, None, digits)
     for cost in comparison.costs:
         for outcome in cost.outcomes:
             name = f"{outcome.measure} {outcome.dataset}"

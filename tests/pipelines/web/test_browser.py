@@ -358,7 +358,6 @@ def state_of(lab: ServerLab, run: dict[str, str]) -> str:
 @pytest.mark.long
 def test_who_has_not_logged_in_is_shown_nothing(browser: Browser, server_lab: ServerLab) -> None:
     services = running_services(server_lab.home)
-    assert services is not None
     for address in (
         f"{services.url}/admin/settings",
         f"{services.url}/flow_runs/{'0' * 8}-0000-0000-0000-{'0' * 12}",
@@ -418,7 +417,6 @@ def drawn_colours(page: Page) -> int:
 def test_a_submitted_experiment_is_followed_from_pending_to_finished(browser: Browser, server_lab: ServerLab) -> None:
     lab = server_lab
     services = running_services(lab.home)
-    assert services is not None
     user, _, password = lab.auth_string.partition(":")
     credentials = {"username": user, "password": password, "origin": services.record_url}
     first, second = submit(lab, PAIR)

@@ -145,7 +145,6 @@ def test_fifty_submitted_runs_finish_and_every_row_of_them_is_in_sql(lab: Lab) -
         assert lab.query("select run_id, status from runs order by run_id") == [(each, "finished") for each in run_ids]
 
         services = running_services(lab.home)
-        assert services is not None
 
         def states() -> set[str]:
             shown = [call(f"{services.url}/flow_runs/{run['flow_run_id']}", home=lab.home) for run in submitted]
@@ -231,7 +230,6 @@ def test_where_optuna_dashboard_is_not_installed_the_rest_starts_and_says_so(lab
 def test_what_dies_is_started_again_and_up_says_what_it_cannot_change(stack) -> None:
     lab, api = stack
     services = running_services(lab.home)
-    assert services is not None
     supervisor = Supervisor(lab.home, services.control_port)
     before = {program: supervisor.pids(program) for program in ("api", "record", "studies", "worker")}
     assert all(len(pids) == 1 for pids in before.values())
@@ -254,13 +252,11 @@ def test_what_dies_is_started_again_and_up_says_what_it_cannot_change(stack) -> 
 def test_the_programs_of_a_killed_supervisord_end_and_the_next_up_starts_one_of_each(stack) -> None:
     lab, _ = stack
     services = running_services(lab.home)
-    assert services is not None
     programs = [psutil.Process(services.supervisor.pid), *psutil.Process(services.supervisor.pid).children()]
     kill(services.supervisor.pid)
     assert lab.rpg("up").code == 0
     assert not any(program.is_running() for program in programs)
     started = running_services(lab.home)
-    assert started is not None
     states = Supervisor(lab.home, started.control_port).states()
     assert {state.program: state.state for state in states if state.pid}.keys() == {
         "api",
@@ -276,7 +272,6 @@ def test_the_programs_of_a_killed_supervisord_end_and_the_next_up_starts_one_of_
 def test_a_run_that_was_scheduled_by_an_earlier_version_runs_after_the_upgrade(stack) -> None:
     lab, api = stack
     services = running_services(lab.home)
-    assert services is not None
     # No worker takes it meanwhile.
     Supervisor(lab.home, services.control_port).stop("worker")
     (submitted,) = json.loads(lab.rpg("submit", str(lab.spec), "--json").out)

@@ -118,7 +118,6 @@ def test_what_is_claimed_of_a_mixture_holds_together_over_its_evaluation_sets(ho
 def test_a_seed_that_was_stopped_early_does_not_make_its_cell_lose(home: Home) -> None:
     cells(home, {0.1: 0.7, 0.28: 0.7}, status={(0.1, 2): "cancelled"}, steps={(0.1, 2): 20})
     found = answer(home)
-    assert found.verdict is not None
     assert found.verdict.differences == ()
     assert found.text.startswith("On two-terms at step 60, by clip.high: ")
     assert "Not counted, as they have not ended: seed 2 of clip.high 0.1 (cancelled)." in found.text
@@ -212,13 +211,11 @@ def test_every_star_is_a_difference_of_the_verdict(home: Home) -> None:
                 right = rng.binomial(8, np.clip(level + difficulty + rng.normal(0, 0.01), 0, 1)) / 8
                 made_up[run_id] = {60: {str(problem): float(share) for problem, share in enumerate(right)}}
         (found,) = answers(groups, {"d": made_up})
-        assert found.verdict is not None
         first, *others = found.outcomes
         claims += found.claims
         told = {frozenset(row[:2]) for row in found.verdict.differences}
         for outcome in others:
             assert outcome.differs == (frozenset((outcome.label, first.label)) in told)
-            assert outcome.against_first is not None
             assert outcome.against_first.excludes(0) == outcome.differs
     assert claims > 5
 
@@ -226,7 +223,6 @@ def test_every_star_is_a_difference_of_the_verdict(home: Home) -> None:
 def test_a_failed_seed_counts_as_zero_and_is_named(home: Home) -> None:
     cells(home, {0.1: 0.5, 0.28: 0.7}, seeds=5, status={(0.28, seed): "failed" for seed in (1, 2, 4)})
     found = answer(home)
-    assert found.verdict is not None
     assert found.verdict.best is None
     assert found.verdict.differences == ()
     assert "0.28 lost 3 of its 5 seeds, counted as 0.0 %." in found.text
@@ -405,7 +401,6 @@ def test_problems_that_share_a_passage_make_every_interval_of_a_page_wider(home:
             (found,) = answers_of(each, store, groups, [])
             shared = evidence.clusters(store, ["sums-0.1-s0"])
             others = outcomes_of(answers_of_other_measures(store, groups, [found]))
-        assert found.verdict is not None
         after, gain, other = found.outcomes[1].after, found.outcomes[1].gain, others[0].after
         assert gain is not None
         intervals = [after, gain, other, *found.verdict.pairs.values()]
@@ -444,7 +439,6 @@ def test_a_model_that_was_chosen_on_a_set_is_shown_there_and_not_compared(home: 
     _, best, _ = found.outcomes
     assert [outcome.chosen for outcome in found.outcomes] == [False, True, False]
     assert best.against_first is None
-    assert found.verdict is not None
     assert best.label not in {arm.label for arm in found.verdict.arms}
     assert "is not compared (chosen on these problems: biased upward)." in found.text
 
