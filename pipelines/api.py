@@ -57,7 +57,7 @@ def load(
 
 
 class _Told:
-    """A class whose unknown attributes are answered with those that it has."""
+    """Base class whose error for an unknown attribute lists the attributes that exist."""
 
     if not TYPE_CHECKING:  # to a type checker an unknown attribute is an error
 
@@ -237,7 +237,7 @@ class JobRun:
     run_id: str
     name: str
     seed: int | None
-    """None: nothing is trained, or it was not begun."""
+    """None if nothing is trained, or if the run has not started."""
     values: dict[str, Any]
     """Values of the matrix fields in this run; for a study's trial, its parameters."""
     status: str
@@ -248,7 +248,7 @@ class JobRun:
 
 @dataclass(frozen=True, repr=False)
 class Outcome(_Told):
-    """What came of a job, read from the record when it is first asked for."""
+    """Results of a job, read from the record at the first access."""
 
     home: Home
     name: str
@@ -298,7 +298,8 @@ class Outcome(_Told):
         return pd.DataFrame(outcome_rows(outcomes_of(self._answered[1])))
 
     def metrics(self, *names: str) -> "pd.DataFrame":
-        """The metrics of training as rows: run_id, seed, the matrix fields' values, step, name, value, recorded_at.
+        """Returns the metrics of training as rows: run_id, seed, the matrix fields' values, step, name, value,
+        recorded_at.
 
         Args:
             names: names of the metrics; empty means all.
@@ -328,7 +329,7 @@ class Outcome(_Told):
         return frame.reset_index(drop=True)
 
     def history(self, *names: str) -> "pd.DataFrame":
-        """The metrics of training, a row for each step of each run and a column for each metric.
+        """Returns the metrics of training, a row for each step of each run and a column for each metric.
 
         Args:
             names: names of the metrics; empty means all.

@@ -18,11 +18,11 @@ from specs.errors import RpgError
 from specs.schema.experiment import Experiment
 
 StepGradients = dict[str, Any]
-"""Figures of one step's gradients under two objectives, see `objective_gradients`."""
+"""Figures of one step's gradients under two objectives; see `objective_gradients`."""
 
 
 class NoWeightsError(RpgError):
-    """The weights at which gradients are requested are not kept."""
+    """Error for gradients at weights that were not kept."""
 
 
 class Moment(StrEnum):

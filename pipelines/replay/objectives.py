@@ -1,4 +1,4 @@
-"""The objectives that are compared with a run's own: each that the user names, under each combination of swept
+"""The objectives that are compared with a run's own: each objective that the user names, with each combination of swept
 values."""
 
 import itertools
@@ -15,7 +15,7 @@ from specs.schema.base import set_fields
 from specs.schema.experiment import Experiment
 
 MOST_OBJECTIVES = 100
-"""Most objectives of one replay: each recorded step is evaluated under every one of them."""
+"""Largest number of objectives in one replay. Each recorded step is evaluated under every objective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Alternative:
     """One objective for comparison with the run's own."""
 
     named: str
-    """The file or mapping that the user named; empty means the run's own objective, possibly with overrides."""
+    """The file or mapping that the user named. Empty means the run's own objective, possibly with overrides."""
     experiment: Experiment
     """The run's experiment, with this objective and its advantage."""
     swept: dict[str, Any] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Alternative:
 
     @property
     def setting(self) -> str:
-        """The objective and its advantage in one line: the values that are not defaults."""
+        """Returns the objective and its advantage in one line: the values that are not defaults."""
         objective = set_fields(self.experiment.objective)
         advantage = self.experiment.advantage.model_dump(mode="json")
         return f"{json.dumps({'type': self.experiment.objective.type, **objective})}, advantage {json.dumps(advantage)}"
@@ -66,7 +66,7 @@ def alternatives(
     overrides: Sequence[str] = (),
     sweeps: Iterable[str] = (),
 ) -> list[Alternative]:
-    """Returns every named objective under every combination of the swept values, in the order given.
+    """Returns every named objective with every combination of the swept values, in the given order.
 
     Args:
         spec: the run's spec, resolved.
@@ -109,7 +109,7 @@ def alternatives(
 
 
 def _not_recorded(experiment: Experiment, name: str) -> list[Issue]:
-    """Returns an issue if an objective reads more of the two policies than the probability of the sampled tokens."""
+    """Returns an issue if an objective needs more of the two policies than the probabilities of the sampled tokens."""
     if (kl := experiment.objective.summed_over) == "sampled":
         return []
     message = "a divergence that is summed over tokens cannot be replayed: the record has the sampled tokens' logprobs"
@@ -118,7 +118,7 @@ def _not_recorded(experiment: Experiment, name: str) -> list[Issue]:
 
 
 def _settings(values: Mapping[str, Any]) -> list[str]:
-    """Returns each value as an override."""
+    """Returns an override for each value."""
     return [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in values.items()]
 
 
@@ -135,7 +135,7 @@ def _sweep(text: str) -> tuple[str, list[Any]]:
 
 
 def _of_sweep(issue: Issue, settings: Sequence[str]) -> Issue:
-    """Returns the issue of an override, under the name of the command-line option of the override."""
+    """Returns an override's issue, with the command-line option as its path."""
     if issue.file.removeprefix("--set ") not in settings:
         return issue
     return replace(issue, file=issue.file.replace("--set", "--sweep", 1))

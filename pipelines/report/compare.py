@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """Groups of seeds side by side; the others are compared with the first."""
+    """Groups of seeds side by side. Each group is compared with the first."""
 
     groups: tuple[Group, ...]
     spec: dict[str, list[Any]]
@@ -41,13 +41,13 @@ class RunComparison:
     other_measures: tuple[Outcome, ...]
     """pass@k and maj@k on the evaluation sets."""
     costs: tuple[Answer, ...]
-    """Conclusions on drift, and on each set that is not answered."""
+    """Conclusions on drift, and on each set that is scored by likelihood."""
     literature: tuple[LiteratureComparison, ...]
-    """Accuracies beside published ones."""
+    """Accuracies beside published figures."""
     measures: tuple[FinalMetric, ...]
     """Training metrics."""
     notes: tuple[str, ...]
-    """Limits of the figures: groups without a learning signal, experiments with missing runs."""
+    """Limits of the figures, such as groups without a learning signal and experiments with missing runs."""
     diagnosis: tuple[tuple[str, str], ...]
     """(sentence, remedy) of each problem of the runs."""
 
@@ -81,7 +81,7 @@ class RunComparison:
 
 
 def compare(home: Home, names: Sequence[str]) -> RunComparison:
-    """Compares runs and experiments; each cell of an experiment's matrix is a group of its own.
+    """Compares runs and experiments. Each cell of an experiment's matrix is a separate group.
 
     Raises:
         RpgError: a name matches nothing, or several runs.
@@ -121,8 +121,8 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
 
 
 def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Returns the code of each run's stages: its results numbers, and its difference from the release, if any stage
-    differs."""
+    """Returns the code of each run's stages, if it differs for any stage: the results numbers, and the difference from
+    the release."""
     stages = [run.read("plan.json").get("stages", {}) for run in runs]
     shared = [name for name in stages[0] if name != "report" and all(name in each for each in stages)]
     names = {stage: sorted({name for each in stages for name in each[stage].get("code", {})}) for stage in shared}
@@ -139,7 +139,7 @@ def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _of_measuring(spec: "Experiment") -> dict[str, Any]:
-    """Returns the spec with only the part of `rollout` that evaluation uses, see `fingerprint.evaluate_identity`."""
+    """Returns the spec with only the part of `rollout` that evaluation uses; see `fingerprint.evaluate_identity`."""
     longest = spec.evaluation.max_response_length or spec.rollout.max_response_length
     evaluation = spec.evaluation.model_dump(mode="json") | {"max_response_length": longest}
     rollout = spec.rollout.model_dump(mode="json", include={"engine", "rollouter"})
@@ -157,8 +157,8 @@ _OF_TRAINING = ("data.train", "data.overlap", "evaluation.checkpoints", "evaluat
 
 
 def _distinct(groups: Sequence[Group]) -> list[Group]:
-    """Returns the groups with distinct labels: by their experiments, by values that differ, or, if nothing differs,
-    by the run."""
+    """Returns the groups with distinct labels, which name the experiment, the differing values or, if nothing differs,
+    the run."""
     labels = [group.label for group in groups]
     if _apart(groups):
         named = [f"{group.runs[0].experiment}: {group.label}" for group in groups]

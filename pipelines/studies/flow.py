@@ -34,7 +34,7 @@ _CLOSE_SECONDS = 5.0
 
 @flow(name="rpg-study", flow_run_name="{name}", validate_parameters=False, persist_result=False)
 def run_study_flow(name: str, document: str) -> "State[Any]":
-    """Runs the unfinished part of a study; each trial's runs are flow runs below this one.
+    """Runs the unfinished part of a study. The runs of each trial are flow runs below this one.
 
     Args:
         name: the flow run's name on the dashboard.

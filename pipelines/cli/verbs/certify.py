@@ -72,8 +72,8 @@ def _catalogue() -> "dict[str, list[Named]]":
 
 
 def _of_spec(file: Path, overrides: list[str]) -> "dict[str, list[Named]]":
-    """Returns heading -> certificates: those of a spec's runs, each once, by the name of the first cell that has it;
-    then those of the built-in objectives with the same claims as its formulas."""
+    """Returns heading -> certificates: first those of the spec's runs, each once, named after the first cell that has
+    it; then those of the built-in objectives with the same claims as its formulas."""
     import json
 
     from pipelines.report.evidence import cell_labels

@@ -1,4 +1,4 @@
-"""`rpg export`: writes a run as files that need no part of this platform."""
+"""`rpg export`: writes a run as files that can be read without this platform."""
 
 from __future__ import annotations
 

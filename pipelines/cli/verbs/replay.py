@@ -125,7 +125,7 @@ def _print_heading(replayed: "RunReplay") -> None:
 
 
 def _print_table(replays: Sequence["RunReplay"]) -> None:
-    """Prints one row an objective."""
+    """Prints one row per objective."""
     from pipelines.cli.output import print_table
     from pipelines.replay.page import FIGURES, table
 

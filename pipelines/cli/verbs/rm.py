@@ -47,7 +47,7 @@ def rm(name: RunsName, yes: Yes = False) -> None:
 
 
 def _still_needed(by: Sequence[str]) -> str:
-    """Returns the warning about the runs that need the deleted model."""
+    """Returns a warning about the runs that need the deleted model."""
     lines = [
         f"{_count(len(by))} evaluated these weights or started from them; their records are kept, but the weights"
         " cannot be evaluated again:",

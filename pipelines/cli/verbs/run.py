@@ -1,4 +1,4 @@
-"""`rpg run`: an experiment from spec to report, here."""
+"""`rpg run`: runs an experiment on this machine, from spec to report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(
         bool, typer.Option("--accept-code", help="Reuse finished results although the code has changed since.")
     ] = False,
 ) -> None:
-    """Runs the experiment here, with progress on stderr. Finished work is reused.
+    """Runs the experiment on this machine, with progress on stderr. Finished work is reused.
 
     Calls in several shells share the runs, and each waits for work that another holds. Reports to the server that
     `rpg up` started, else to a temporary one, which is not started if everything is finished.

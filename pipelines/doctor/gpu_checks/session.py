@@ -21,7 +21,7 @@ ALL = tuple(check.name for check in CHECKS)
 
 
 class NoGpuError(Exception):
-    """Error raised if there is no GPU to check, or all are leased."""
+    """Error raised if there is no GPU to check, or if all GPUs are leased."""
 
 
 def check_gpus(
@@ -103,7 +103,7 @@ def _on_all(gpus: int) -> Experiment:
 
 @contextmanager
 def _directory(home: Home) -> Iterator[Path]:
-    """Yields a directory that all hosts see, like a run's. Failed checks leave their logs there; else it is deleted."""
+    """Yields a directory that all hosts see, like a run's. It is deleted unless checks fail, whose logs are in it."""
     home.create()
     place = home.root / "gpu-checks"
     place.mkdir(exist_ok=True)

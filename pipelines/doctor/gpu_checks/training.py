@@ -23,7 +23,7 @@ _TOKENS = ("<pad>", "<eos>", "0", "1", "=")
 
 
 def trained_and_resumed(bench: Bench) -> Figures:
-    """Runs `rpg.train` with the transformers engine: to a pause, and in another process to the end.
+    """Runs `rpg.train` with the transformers engine up to a pause, and then, in another process, to the end.
 
     At ZeRO 3 the engine has its own weights, so that the sentinel checks each load. The state leaves the device while
     it samples, rows are packed, and norms are Liger's if it is installed. On a CPU the weights must then equal those of

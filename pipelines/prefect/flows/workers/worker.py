@@ -69,7 +69,8 @@ def worker_environment(home: Home, url: str, name: str, grace: float) -> dict[st
 
 
 def run_worker(home: Home, url: str, pool: str, limit: int, grace: float) -> None:
-    """Executes the pool's flow runs until SIGTERM or SIGINT; then the flows under way save and give their runs back.
+    """Executes the pool's flow runs until SIGTERM or SIGINT. Flows that are running then save their state and give
+    their runs back.
 
     Args:
         limit: most concurrent flow runs.
