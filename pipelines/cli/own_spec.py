@@ -264,8 +264,7 @@ def _rendered(tokenizer: Any, prompts: Sequence[Any]) -> list[str]:
 
 
 def _power_of_two(tokens: int, *, least: int, most: int) -> int:
-    """Returns the least power of two, within bounds, that is above the number of tokens: the response's end takes one
-    more."""
+    """Returns a power of two, within bounds, that is larger than the number of tokens and one more for the end."""
     return min(max(least, 1 << (tokens + 1).bit_length()), most)
 
 

@@ -120,7 +120,7 @@ def _submitted_to(home: Home, study: str) -> list[str]:
 
 
 def study_named(home: Home, name: str, profile: str = "") -> str:
-    """Returns the study that a user wants to cancel, by its name or file; empty if there is no such study.
+    """Returns the study that a user wants to cancel; empty if there is no such study.
 
     Args:
         name: the study's name, which its trials' experiment has too; or the name of the experiment that confirms it.

@@ -1,4 +1,5 @@
-"""Computes an objective's gradient by the parameters, on a recorded step, at the weights of a checkpoint."""
+"""Computes an objective's gradient with respect to the parameters, on a recorded step, at the weights of a
+checkpoint."""
 
 import math
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ class KeptPolicy:
     policy: Policy
     device: torch.device
     packs: bool
-    """Whether a pass may hold several sequences in a row, as in `Learner.packs`."""
+    """Whether a pass may have several sequences in a row, as in `Learner.packs`."""
 
     @classmethod
     def load(cls, base: Path, checkpoint: Path | None, experiment: Experiment, device: torch.device) -> "KeptPolicy":
@@ -64,7 +65,7 @@ class KeptPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGradient:
-    """The gradient of a step's loss by the trained parameters."""
+    """The gradient of a step's loss with respect to the trained parameters."""
 
     parts: list[Tensor]
     """One tensor per parameter, in its shape, float32."""

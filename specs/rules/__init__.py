@@ -1,4 +1,4 @@
-"""Rules across fields: contradictions, missing files, and settings without effect or that are probably mistakes."""
+"""Rules across fields: contradictions, missing files, and settings that have no effect or are probably mistakes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ def issues_of(experiment: Experiment) -> list[Issue]:
 
 
 def warnings_of(experiment: Experiment) -> list[Issue]:
-    """Returns warnings of settings without effect or that are probably mistakes; each names the setting."""
+    """Returns warnings about settings that have no effect or are probably mistakes. Each names the setting."""
     rules = IDLE_KNOBS if experiment.trains else (idle.issues,)
     return [issue for rule in rules for issue in rule(experiment)]
 
@@ -52,7 +52,7 @@ def _groups(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _advantage(experiment: Experiment) -> Iterator[Issue]:
-    """A mean that divides must have the sign of every reward."""
+    """Yields an issue if advantages are divided by a mean of rewards that may have another sign than the rewards."""
     if experiment.advantage.scale != "group_mean":
         return
     path = ("advantage", "scale")
@@ -183,8 +183,8 @@ def _reward(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _comparisons(experiment: Experiment) -> Iterator[Issue]:
-    """Yields issues with comparing judges: they need a group, and cannot compare policies, since the mean over a group
-    is constant."""
+    """Yields issues with judges that compare. They need a group, and their scores cannot compare policies, because the
+    mean over a group is constant."""
     hint = "write compare: each, or give the evaluation sets a reward of their own"
     for path, source in experiment.sets():
         reward = source.reward or experiment.reward

@@ -118,7 +118,7 @@ def idle_gpus(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _engines_for(experiment: Experiment, rollout: VllmRollout) -> int:
-    """Returns how many engines the named GPUs are enough for, on all machines."""
+    """Returns the number of engines, over all machines, for which the named GPUs suffice."""
     return len(rollout.engine_gpus) // rollout.tensor_parallel_size * experiment.launcher.engine_machines
 
 

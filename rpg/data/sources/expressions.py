@@ -1,4 +1,4 @@
-"""Generates functions to be found from two of their values, with tests that score a program."""
+"""Generates problems that ask for a function, given two of its values, with tests that score a program."""
 
 import random
 from collections.abc import Iterator

@@ -79,7 +79,8 @@ class HubSource(TableSource):
             return datasets.load_dataset(self.path, split=self.split, streaming=streaming, revision=self._revision())
 
     def _revision(self) -> str | None:
-        """Returns the revision; None for a directory, which has none: it would only change the cache's key."""
+        """Returns the revision; None for a directory. A directory has no revision, which would only change the cache's
+        key."""
         return None if os.path.isdir(self.path) else self.revision
 
     @contextmanager

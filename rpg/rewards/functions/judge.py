@@ -26,7 +26,7 @@ from specs.schema.reward import Reward
 from specs.schema.rollout import VllmRollout, not_installed
 
 _AT_ONCE_TOKENS = 16
-"""Longest verdict without reasons, in tokens."""
+"""Largest number of tokens of a verdict without reasons."""
 _VLLM_SHARE = 0.4
 """Share of a GPU's memory if the spec names none."""
 
@@ -126,7 +126,7 @@ class Judge(Reward):
         return self.compare != "each"
 
     def identity(self) -> dict[str, Any]:
-        """See Reward. The labels measure the judge, and change no verdict."""
+        """See Reward. The labels only measure the judge and do not change verdicts."""
         plain = super().identity()
         del plain["labels"]
         return plain
@@ -137,13 +137,13 @@ class Judge(Reward):
             yield ("model",), "directory", self.model
 
     def calls(self, groups: int, size: int) -> int:
-        """Returns the most calls for this number of groups of responses."""
+        """Returns the largest number of calls for this number of groups."""
         questions = {"each": size, "pairs": size * (size - 1), "group": 2 * (size > 1)}[self.compare]
         return groups * questions * self.votes
 
     @property
     def reply_tokens(self) -> int:
-        """Returns the most tokens of a reply."""
+        """Returns the largest number of tokens of a reply."""
         return self.max_tokens if self.reasoning else min(self.max_tokens, _AT_ONCE_TOKENS)
 
     @property
@@ -217,7 +217,7 @@ class Judge(Reward):
         )
 
     def score(self, problem: Problem, response: str) -> Score:
-        """Returns one verdict outside a run: it is not kept and counts for no budget."""
+        """Returns one verdict outside a run. It is not kept and does not count in a budget."""
         with self.open(Place()) as scorer:
             return scorer.submit(problem, response).result()
 

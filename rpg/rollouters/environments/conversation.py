@@ -114,7 +114,7 @@ class _Speaking(Counterpart):
             return []
 
         def remember(answers: Sequence[Answer]) -> None:
-            """Does nothing: a user keeps no state of its own."""
+            """Does nothing, because a user keeps no state."""
 
         seconds = self._options.user_seconds if self._user.own_seconds is None else math.inf
         return Question(answer, late, remember, self._user.immediate, seconds)

@@ -1,4 +1,4 @@
-"""A user whose words come from a language model."""
+"""A user whose remarks come from a language model."""
 
 import logging
 import re

@@ -13,7 +13,7 @@ from rpg.tools.tool_error import ToolError
 from specs.schema.base import addition
 
 _LAST_LINES = 3
-"""Last lines of an error that the policy gets, which describe the error."""
+"""Number of lines, at the end of an error, that the policy gets. They describe the error."""
 
 
 class Python(Tool):
