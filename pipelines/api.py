@@ -275,7 +275,8 @@ class Outcome(_Told):
         return replace(said, text=text) if said else Verdict(None, (), text, (), {})
 
     def table(self) -> "pd.DataFrame":
-        """Returns the figures: one row for each group of seeds on each evaluation set; for a study, one row a trial."""
+        """Returns the figures: one row for each group of seeds on each evaluation set; for a study, one row per
+        trial."""
         import pandas as pd
 
         if not self.run_ids:

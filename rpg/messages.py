@@ -19,7 +19,7 @@ Class = TypeVar("Class", bound=type)
 _HEAD = struct.Struct("<Q")
 """Header of a message: the document's length in bytes."""
 _MANY = 32
-"""Least number of consecutive numbers or messages of one class that are encoded as columns."""
+"""Smallest number of consecutive numbers or messages of one class that are encoded as columns."""
 _NUMBERS = {float: "d", int: "q"}
 
 

@@ -76,7 +76,7 @@ class Sampling:
     top_p: float
     """Nucleus probability in (0, 1]. 1 keeps all tokens."""
     max_response_length: int
-    """Most tokens of a response, the end token included."""
+    """Largest number of tokens of a response, the end token included."""
     top_k: int = 0
     """Number of likeliest tokens to keep before the nucleus is applied. 0 keeps all."""
     stop: tuple[str, ...] = ()
@@ -232,7 +232,7 @@ class TurnRequest:
     seed: int
     """Seed of all randomness in the turn."""
     limit: int
-    """Most tokens of the turn."""
+    """Largest number of tokens of the turn."""
     prompt: int = 0
     """Index of the prompt in the call. The engine that has cached a prompt's turns also samples the later ones."""
 

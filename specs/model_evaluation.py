@@ -78,7 +78,7 @@ class SamplingSetting(Spec):
     stop: tuple[StopText, ...] | None = None
     """Texts that end a response, like evaluation.stop."""
     max_response_length: int | None = Field(None, ge=1)
-    """Most tokens of a response, like evaluation.max_response_length."""
+    """Largest number of tokens of a response, like evaluation.max_response_length."""
     seed: int | None = Field(None, ge=0)
     """Seed of sampling, like evaluation.seed."""
 

@@ -80,7 +80,7 @@ class Choice:
         return [tuple(row) if self.digits is None else tuple(map(self._rounded, row)) for row in chosen]
 
     def of_table(self, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-        """Returns the chosen rows of a whole table, see `of`.
+        """Returns the chosen rows of a whole table; see `of`.
 
         Raises:
             BadParameter: no row is chosen.

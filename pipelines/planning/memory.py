@@ -49,7 +49,7 @@ class BatchAlgebra:
     """Largest number of tokens that the environment gives in the same responses. The responses' length bounds the sum
     of sampled and given tokens."""
     tokens_to_train: int
-    """Most prompt and response tokens of all forward-backward passes."""
+    """Largest number of prompt and response tokens of all forward-backward passes."""
     recorded_bytes: int
     """Bytes on disk of the whole run's rows of `tokens`, if every response has its full length."""
 

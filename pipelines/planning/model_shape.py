@@ -26,7 +26,7 @@ from specs.schema.experiment import Experiment
 from specs.schema.model import Model, PretrainedModel, ScratchModel
 
 _COUNT_SECONDS = 300
-"""Most seconds that counting may take. The imports before it do not count in a fork."""
+"""Longest time in seconds that counting may take. The imports before it do not count in a fork."""
 
 
 def model_shape(experiment: Experiment) -> ModelShape | None:

@@ -35,7 +35,7 @@ KINDS = ("svg", "pdf", "png")
 PALETTE = 8
 """Number of colours in the style sheet. A chart with more lines repeats them."""
 MOST_POINTS = 300
-"""Most points of one line; `thin` keeps those of a longer line that preserve its shape."""
+"""Largest number of points of one line; `thin` keeps those of a longer line that preserve its shape."""
 _MOST_FAINT_POINTS = 4000
 """Largest number of points over all faint lines of a chart, so that a chart of a hundred lines is not much larger than
 a chart of ten."""

@@ -55,7 +55,7 @@ MOST_TROUBLE = 20
 _MOST_NAMESAKES = 50
 """Largest number of runs with the same name whose specs are compared. The newest are chosen."""
 _MOST_VALUES = 3
-"""Most differing values that are listed."""
+"""Largest number of differing values that are listed."""
 _TROUBLE_QUERY = """
     SELECT run_id, step, kind, message, recorded_at FROM events
     WHERE list_contains($runs, run_id) AND list_contains($kinds, kind) ORDER BY recorded_at, step LIMIT $most

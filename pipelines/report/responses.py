@@ -20,9 +20,9 @@ from pipelines.report.tokens import (
 from storage import Store
 
 MOST_TOKENS = 400
-"""Most tokens that are shown of a response."""
+"""Largest number of tokens that are shown of a response."""
 MOST_CHARACTERS = 2000
-"""Most characters that are shown of a prompt."""
+"""Largest number of characters that are shown of a prompt."""
 _Key = tuple[str, int, int]
 """run, step, rollout"""
 _MOST_STEPS = 10

@@ -25,9 +25,9 @@ COLUMNS = "position, token_id, logprob, old_logprob, ratio, clipped, entropy, sa
 TURN_COLUMNS = "turn, sampled, tool, text, num_tokens, reward, error, seconds, restart"
 """Columns of the table `turns` that `conversation` reads."""
 _MOST_OF_A_TURN = 2000
-"""Most characters that are shown of a turn without recorded tokens."""
+"""Largest number of characters that are shown of a turn without recorded tokens."""
 _MOST_OF_A_NAME = 60
-"""Most characters that are shown of a tool's name."""
+"""Largest number of characters that are shown of a tool's name."""
 _UNFINISHED = "▫"
 """Shown for a token whose bytes are the beginning of a character that a later token completes."""
 

@@ -29,7 +29,7 @@ from specs.machine.lease import RunBusyError, acquire
 from specs.study_document import StudyDocument
 
 _CLOSE_SECONDS = 5.0
-"""Most seconds that a flow waits for the server at its end."""
+"""Longest time in seconds that a flow waits for the server at its end."""
 
 
 @flow(name="rpg-study", flow_run_name="{name}", validate_parameters=False, persist_result=False)

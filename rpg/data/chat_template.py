@@ -16,7 +16,7 @@ _MOST_SECONDS_OF_ALL, _MORE_SECONDS_EACH = 60.0, 0.02
 """Time limit in seconds for all conversations: a fixed part, and a part per conversation. A published template takes
 0.1 to 2 ms per conversation."""
 _MOST_MEMORY = 2 << 30
-"""Most bytes of memory that rendering may take."""
+"""Largest number of bytes of memory that rendering may take."""
 
 
 _CLOCK = "RPG_TEMPLATE_CLOCK"

@@ -36,7 +36,7 @@ _TOO_LATE = re.compile(r"Timed out waiting|timed out in|collective operation tim
 _SETTLE_SECONDS = 10.0
 """Largest difference between the times at which two ranks notice the same timeout."""
 _LONGEST = 2**34
-"""Most bytes of a value that a rank sends."""
+"""Largest number of bytes of a value that a rank sends."""
 
 
 def join(device_type: str) -> None:

@@ -37,9 +37,9 @@ _NONCE_BYTES = 32
 _FRAME = struct.Struct(">I32s")
 """Frame of a message: its length and its authentication code."""
 _LONGEST = 2**24
-"""Most bytes of a message."""
+"""Largest number of bytes of a message."""
 _LONGEST_UNPROVED = 2**16
-"""Most bytes of a connection's first message."""
+"""Largest number of bytes of a connection's first message."""
 _PROOF_SECONDS = 10.0
 """Time limit for a new connection's proof that it has the key."""
 _MOST_UNPROVED = 128

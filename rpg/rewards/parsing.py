@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 _LONGEST = 10_000
-"""Most characters of an answer that is parsed."""
+"""Largest number of characters of an answer that is parsed."""
 _DEEPEST = 60
 """Deepest nesting of expressions."""
 _LARGEST_SIZE = 8192

@@ -115,11 +115,12 @@ class TakingTurns(Rollouter):
     """Base class of environments that only define who takes turns with the policy. This class manages the turns."""
 
     max_turns: int = Field(4, ge=2)
-    """Most turns of the policy in a response. The last one is not answered."""
+    """Largest number of turns of the policy in a response. The last one is not answered."""
     turn_tokens: int | None = Field(None, ge=1)
-    """Most tokens of one turn of the policy. If left out, the rest of the response's tokens."""
+    """Largest number of tokens of one turn of the policy. If left out, the rest of the response's tokens."""
     sampled_tokens: int | None = addition(None, ge=1)
-    """Most tokens of all turns of the policy in a response. If left out, the rest of the response's tokens."""
+    """Largest number of tokens of all turns of the policy in a response. If left out, the rest of the response's
+    tokens."""
 
     @property
     @abstractmethod

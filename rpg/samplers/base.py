@@ -284,7 +284,7 @@ class SamplerSettings:
     device: torch.device
     """Device on which to sample."""
     max_length: int
-    """Most tokens of prompt and response together."""
+    """Largest number of tokens of prompt and response together."""
     seed: int
     """Seed of the sampler itself. The samples depend only on the seeds given to `generate`."""
     learner_model: "PreTrainedModel | None" = None

@@ -43,9 +43,9 @@ class Limits:
     memory_bytes: int = 8 << 30
     """Address space, in bytes. An answer such as 10^10^10 takes this much before it raises a MemoryError."""
     processes: int = 1
-    """Most processes and threads of a sealed command, itself included; 0: as many as its user may have. The limit does
-    not bind root, so a sealed process of root becomes another user. A command that is not sealed gets no limit: the
-    kernel would count all processes of its user."""
+    """Largest number of processes and threads of a sealed command, itself included; 0: as many as its user may have.
+    The limit does not bind root, so a sealed process of root becomes another user. A command that is not sealed gets no
+    limit: the kernel would count all processes of its user."""
     file_bytes: int = 1 << 20
     """Longest file that the process may write, in bytes."""
     open_files: int = 256
@@ -55,7 +55,7 @@ class Limits:
     """CPU time of each process of such a program; 0 means a second more than the wall time. All processes of a session
     together may use this much for each call."""
     output_bytes: int = 1 << 20
-    """Most bytes that such a program may write to standard output, and to standard error."""
+    """Largest number of bytes that such a program may write to standard output, and to standard error."""
 
     @property
     def cpu_limit(self) -> int:

@@ -56,7 +56,7 @@ FUNCTIONS: dict[str, tuple[int, int]] = {
 OVER_TOKENS = ("to_go", "response_mean", "response_sum", "position")
 """Names that are not allowed if an entry is a whole response."""
 MAX_TEXT = 2000
-"""Most characters of a formula."""
+"""Largest number of characters of a formula."""
 MAX_NODES = 300
 MAX_NESTING = 40
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/()., <>=!]")

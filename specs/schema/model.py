@@ -76,7 +76,7 @@ class WarmUp(Spec):
     """Supervised steps on the training set's prompts and answers before reinforcement learning."""
 
     steps: int = Field(ge=1)
-    """Most optimizer updates."""
+    """Largest number of optimizer updates."""
     until_loss: float = Field(0.0, ge=0)
     """Stop once the mean loss of the last 20 updates is at most this, in nats per answer token. 0 takes all steps."""
     batch_size: int = Field(128, ge=1)

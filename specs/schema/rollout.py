@@ -20,8 +20,8 @@ class DynamicSampling(Spec):
     sampled instead."""
 
     max_batches: int = Field(10, ge=2)
-    """Most rounds of sampling in a step, including the first. Groups still missing are filled with the first discarded
-    ones, so that a step always has prompts_per_step groups."""
+    """Largest number of rounds of sampling in a step, including the first. Groups still missing are filled with the
+    first discarded ones, so that a step always has prompts_per_step groups."""
     refill: Literal["rounds", "stream"] = addition("rounds")
     """How replacement prompts are sampled. rounds: as many as groups are missing, after a whole round has ended.
     stream: as soon as a group has ended with equal scores, and in advance (see oversampling). Both keep the same
@@ -146,12 +146,12 @@ class UserSection(OpenSection):
 
     @property
     def remarks(self) -> int | None:
-        """Most remarks in a conversation; None if unknown."""
+        """Largest number of remarks in a conversation; None if unknown."""
         return None
 
     @property
     def own_seconds(self) -> float | None:
-        """Most seconds of a remark, if the user enforces them itself; None if the conversation does."""
+        """Longest time in seconds of a remark, if the user enforces them itself; None if the conversation does."""
         return None
 
     def lacks(self) -> Issue | None:
@@ -234,15 +234,15 @@ class TurnBounds(NamedTuple):
     """Upper bounds on a response of an environment, whatever the policy does."""
 
     turns: int
-    """Most turns of the policy."""
+    """Largest number of turns of the policy."""
     sampled: int
-    """Most tokens that the policy samples."""
+    """Largest number of tokens that the policy samples."""
     given: int
-    """Most tokens that the environment gives."""
+    """Largest number of tokens that the environment gives."""
     length: int
-    """Most tokens in total."""
+    """Largest number of tokens in total."""
     seconds: float = 0.0
-    """Most wall time of waiting for the environment."""
+    """Longest wall time of waiting for the environment."""
 
 
 class Answering(NamedTuple):
@@ -350,7 +350,8 @@ class SamplerSection(Spec):
     """Texts that end a response. The token that completes such a text is the response's last and counts like any other.
     The response's text includes the stop text and the rest of that token."""
     max_response_length: int = Field(256, ge=1)
-    """Most tokens of a response, including its end-of-text tokens and the tokens that its environment gives."""
+    """Largest number of tokens of a response, including its end-of-text tokens and the tokens that its environment
+    gives."""
     rollouter: RollouterSection = addition({"type": "single_turn"})
     """Environment of a response, in training and evaluation: a single turn of the policy, or several."""
     dynamic_sampling: DynamicSampling | None = addition(None)
@@ -380,7 +381,7 @@ class SamplerSection(Spec):
     arithmetic route some tokens to other experts, and their logprobs differ widely, which kl/rollout measures. vLLM
     reports its routing only on GPUs."""
     max_concurrent: int = execution(256, ge=1)
-    """Most concurrent responses on a rank, or in an engine."""
+    """Largest number of concurrent responses on a rank, or in an engine."""
     engines: int = execution(0, ge=0, le=MAX_RANKS)
     """Number of engines in the whole run, which may be above or below the number of ranks. Each is a process, on the
     GPUs after those of the ranks or on vLLM's engine_gpus. All machines have the same number. Prompts are distributed

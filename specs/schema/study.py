@@ -318,8 +318,8 @@ class Confirmation(Spec):
     """Number of best trials to confirm, ranked by the expectation of the sampler's model if it has one, else by their
     value."""
     seeds: int = Field(5, ge=2)
-    """Most new seeds for each candidate, the same for all. They run in rounds; a candidate that can no longer win, or
-    has won, gets no further seed."""
+    """Largest number of new seeds for each candidate, the same for all. They run in rounds; a candidate that can no
+    longer win, or has won, gets no further seed."""
     dataset: str = ""
     """Evaluation set of the confirmation, preferably one that did not rank the trials. Empty means the goal's."""
 

@@ -206,8 +206,8 @@ class Training(Spec):
     export_every_steps: int = Field(0, ge=0)
     """Steps between exports of weights for evaluation. 0 exports only the last step."""
     microbatch_tokens: int = execution(16384, ge=1)
-    """Most tokens, including padding, of one forward pass on a rank, or on the ranks that share it. A longer response
-    gets its own pass, together with all its parts if an agent splits it. No effect on the gradient."""
+    """Largest number of tokens, including padding, of one forward pass on a rank, or on the ranks that share it. A
+    longer response gets its own pass, together with all its parts if an agent splits it. No effect on the gradient."""
     gradient_reduction: Literal["auto", "float32"] = addition("auto")
     """Type in which ranks add up their gradients. auto: that of the passes; see `precision`. float32: also for passes
     in bfloat16, which doubles the bytes between ranks and in a bucket, and avoids rounding of the sum. Its cost on

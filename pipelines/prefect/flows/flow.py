@@ -55,7 +55,7 @@ _LAST_INGEST_SECONDS = 60.0
 _LOG_SECONDS = 10.0
 _PROGRESS_SECONDS = 2.0
 _CLOSE_SECONDS = 5.0
-"""Most seconds that a flow waits for the server at its end."""
+"""Longest time in seconds that a flow waits for the server at its end."""
 _REQUEST_SECONDS = 20.0
 """Seconds to wait for the server's answer to a call that begins or ends a flow here. The call is tried twice; if both
 fail, the run continues, since the record is authoritative."""

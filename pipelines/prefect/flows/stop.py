@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
 CLOSING_SECONDS = 15.0
-"""Most seconds that a flow takes, after its stage has ended, to record that it was cancelled."""
+"""Longest time in seconds that a flow takes, after its stage has ended, to record that it was cancelled."""
 _NOTICE_SECONDS = 30.0
-"""Most seconds that a worker takes to notice that one of its flow runs is to be cancelled."""
+"""Longest time in seconds that a worker takes to notice that one of its flow runs is to be cancelled."""
 _TELLING_SECONDS = 8.0
-"""Most seconds that a flow takes, once its run has ended on record, to report that to the server."""
+"""Longest time in seconds that a flow takes, once its run has ended on record, to report that to the server."""
 _LOOK_SECONDS = 0.5
 _ROUNDS = 5
 """Number of attempts to end flow runs whose state the server may change at the same time, for example from scheduled to

@@ -42,7 +42,7 @@ writing transaction at a time. Workers' heartbeats and new states of flow runs w
 _RETRY_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
 """Seconds to wait before each new request for the flow runs that the server has refused."""
 _WORKER_STARTS_SECONDS = 20.0
-"""Most seconds that the worker of `rpg up` takes to start. After them it is reported as missing."""
+"""Longest time in seconds that the worker of `rpg up` takes to start. After them it is reported as missing."""
 
 
 @dataclass(frozen=True, slots=True)

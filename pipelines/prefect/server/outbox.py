@@ -32,7 +32,7 @@ _ROUND_SECONDS = 2.5
 """Seconds between two reads of the flow run's state on the server; messages are sent after each."""
 _REQUEST_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 10.0
-"""Most seconds between two rounds while the server does not answer."""
+"""Longest time in seconds between two rounds while the server does not answer."""
 _LAST_PAUSE_SECONDS = 0.5
 """Seconds between two rounds once the flow has ended and waits for them."""
 SUSPENDED = "suspended on the server"

@@ -20,7 +20,7 @@ from specs.reading.recorded import recorded_spec
 from specs.schema.study import measure_label
 
 MOST_TRIALS = 500
-"""Most trials that charts and tables show one by one."""
+"""Largest number of trials that charts and tables show one by one."""
 _NEXT_TO_NOTHING = 0.05
 """If the newest trial's expected gain is below this share of that of the model's first trial, the study may as well
 stop."""

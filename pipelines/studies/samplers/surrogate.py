@@ -24,9 +24,9 @@ _EVALUATION = 0.1
 """Share of a run's noise that each evaluation adds anew. The rest is the seed noise, which a trial keeps from rung to
 rung."""
 MOST = 1000
-"""Most observations of the process."""
+"""Largest number of observations of the process."""
 MOST_FITTED = 150
-"""Most observations in the fit of the hyperparameters."""
+"""Largest number of observations in the fit of the hyperparameters."""
 _QUANTILES = 15
 
 

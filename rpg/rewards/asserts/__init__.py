@@ -37,7 +37,7 @@ _LONGEST_KEPT, _MOST_KEPT = 1 << 14, 64
 """Largest length, in characters, of values that are kept for a problem, and largest number of its kept verdicts.
 Responses are often alike."""
 _PATIENCE_SECONDS = 0.25
-"""Most seconds to wait for another thread's examiner; a new one takes a tenth of it."""
+"""Longest time in seconds to wait for another thread's examiner; a new one takes a tenth of it."""
 _MOST_PLANS = 256
 """Largest number of problems whose plan is kept."""
 

@@ -59,9 +59,9 @@ class JudgeBudget(Spec):
     """Limits on the calls of a run's judge, over all attempts and stages."""
 
     calls: int = Field(0, ge=0)
-    """Most calls. 0 means no limit. Stored verdicts cost no call."""
+    """Largest number of calls. 0 means no limit. Stored verdicts cost no call."""
     money: float = Field(0.0, ge=0)
-    """Most that the calls may cost, in the currency of `price`. 0 means no limit. Calls in progress when it is reached
+    """Largest cost of the calls, in the currency of `price`. 0 means no limit. Calls in progress when it is reached
     come on top."""
 
 
@@ -99,9 +99,9 @@ class Judge(Reward):
     temperature: float = Field(0.0, ge=0)
     """Temperature of its sampling; several votes need one above 0."""
     max_tokens: int = Field(1024, ge=1)
-    """Most tokens of a reply; without `reasoning` at most 16."""
+    """Largest number of tokens of a reply; without `reasoning` at most 16."""
     concurrency: int = execution(16, ge=1, le=256)
-    """Most concurrent questions of a rank."""
+    """Largest number of concurrent questions of a rank."""
     timeout_seconds: float = execution(120.0, gt=0)
     """Seconds after which an endpoint's call is aborted and retried."""
     patience_seconds: float = execution(1800.0, gt=0)
@@ -115,8 +115,8 @@ class Judge(Reward):
     memory_fraction: float = execution(0.0, ge=0, lt=1)
     """Share of the rank's GPU for a judge's vLLM. 0 means 0.4."""
     max_length: int = Field(0, ge=0)
-    """Most tokens of a question and its reply, for a model in a directory. 0 means the model's context, at most
-    16384."""
+    """Largest number of tokens of a question and its reply, for a model in a directory. 0 means the model's context, at
+    most 16384."""
     labels: str = names_path("file", "")
     """File of JSON lines with labelled responses, with which `rpg judge calibrate` measures the judge. Empty if there
     is no such file."""

@@ -35,8 +35,8 @@ class RewardModel(Reward):
     batch_size: int = execution(16, ge=1, le=512)
     """Responses in a batch of the classifier."""
     max_length: int = Field(0, ge=0)
-    """Most tokens of problem and response; a longer response cannot be scored. 0 means the model's context, at most
-    16384."""
+    """Largest number of tokens of problem and response; a longer response cannot be scored. 0 means the model's
+    context, at most 16384."""
 
     def worst_value(self) -> float | None:
         """See Reward. Known if the value is a probability."""

@@ -39,7 +39,7 @@ print(next((n for n, path in enumerate(paths) if not os.access(path, ways[n])), 
 """Program that prints the index of the first path that a sandboxed process cannot execute or read. Its first argument
 is the number of paths to execute, which come first."""
 _MOST_WRITTEN = 16 << 20
-"""Most bytes that a program may write to standard output."""
+"""Largest number of bytes that a program may write to standard output."""
 _MOST_OF_AN_ERROR = 500
 """Number of characters at the end of a program's standard error that are shown as the reason for its failure."""
 

@@ -41,15 +41,15 @@ class Agent(TakingTurns):
     """Text to score. last_turn: the policy's last turn. returned: the program's return value, or an empty text if it
     fails."""
     program_seconds: float = Field(300.0, gt=0)
-    """Most seconds of the program between an answer and its next request or its end. A slower program is ended, and its
-    response with it."""
+    """Longest time in seconds of the program between an answer and its next request or its end. A slower program is
+    ended, and its response with it."""
     in_step: bool = False
     """Whether the sampler waits at each pause until every program has sent a request or ended. The batches then depend
     on the programs' requests and not on their speed, so that two runs of deterministic programs agree in every bit. A
     slow program delays all others, and all programs of a rank start at once. With false, two runs agree in their
     tokens, unless rounding decides one."""
     programs_at_once: int = execution(64, ge=1)
-    """Most concurrent programs on a rank, unless `in_step` is true."""
+    """Largest number of concurrent programs on a rank, unless `in_step` is true."""
 
     @property
     def asked_at_once(self) -> int:

@@ -32,12 +32,12 @@ class Conversation(TakingTurns):
     """Text that the policy gets for a remark, in which {words} stands for the user's words. If left out, the model's
     chat template writes it."""
     words_tokens: int = Field(256, ge=1)
-    """Most tokens of one remark, including the text around it. A longer remark is cut off."""
+    """Largest number of tokens of one remark, including the text around it. A longer remark is cut off."""
     user_seconds: float = Field(300.0, gt=0)
-    """Most seconds of the user for a remark. If the user takes longer, the response ends. A model has its own limits
-    instead."""
+    """Longest time in seconds of the user for a remark. If the user takes longer, the response ends. A model has its
+    own limits instead."""
     users_at_once: int = execution(32, ge=1)
-    """Most concurrent users on a rank."""
+    """Largest number of concurrent users on a rank."""
 
     @property
     def asked_at_once(self) -> int:

@@ -32,19 +32,20 @@ class Tools(TakingTurns):
     format: Format = TagsFormat()
     """Format of calls and answers: tags or hermes."""
     answer_tokens: int = Field(256, ge=1)
-    """Most tokens of one answer, including the text around it. A longer answer is cut off."""
+    """Largest number of tokens of one answer, including the text around it. A longer answer is cut off."""
     calls: int = Field(16, ge=1)
-    """Most calls in a response. Further calls are answered with an error."""
+    """Largest number of calls in a response. Further calls are answered with an error."""
     call_seconds: float = Field(30.0, gt=0)
-    """Most seconds of a turn's calls, from their start. Calls that take longer are ended and answered with an error."""
+    """Longest time in seconds of a turn's calls, from their start. Calls that take longer are ended and answered with
+    an error."""
     seconds: float | None = addition(None, gt=0)
-    """Most seconds of all calls of a response together; further calls are answered with an error. If left out, there is
-    no limit. The machine's speed decides which calls exceed it: a killed run continues unchanged, since answers are
-    stored, but another run may differ."""
+    """Longest time in seconds of all calls of a response together; further calls are answered with an error. If left
+    out, there is no limit. The machine's speed decides which calls exceed it: a killed run continues unchanged, since
+    answers are stored, but another run may differ."""
     rewards: CallRewards = addition(CallRewards())
     """Rewards of a turn for its calls, in addition to the reward of the response."""
     calls_at_once: int = execution(32, ge=1)
-    """Most concurrent calls on a rank."""
+    """Largest number of concurrent calls on a rank."""
 
     @property
     def asked_at_once(self) -> int:

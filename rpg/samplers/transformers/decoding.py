@@ -69,7 +69,7 @@ class Decoding:
         self.prompts, self.seeds, self.group_size, self.sampling = prompts, seeds, group_size, sampling
         self.pad_id, self.eos_ids = pad_id, np.array(eos_ids)
         self.limits = limits
-        """Most response tokens of each prompt."""
+        """Largest number of response tokens of each prompt."""
         self.admitted = admitted
         """Number of prompts that may have started."""
         self.entered = 0
@@ -85,7 +85,7 @@ class Decoding:
         self.counts = np.zeros(slots, dtype=np.int64)
         """Number of response tokens sampled so far."""
         self.most = np.zeros(slots, dtype=np.int64)
-        """Most response tokens."""
+        """Largest number of response tokens."""
         self.feed = np.zeros(slots, dtype=np.int64)
         """Token that each slot is fed next."""
         self.noise = np.zeros((slots, min(longest, BLOCK)))

@@ -76,9 +76,9 @@ class EngineSettings:
     device_type: str
     """cpu or cuda."""
     max_length: int
-    """Most tokens of prompt and response together."""
+    """Largest number of tokens of prompt and response together."""
     max_concurrent: int
-    """Most responses in flight at once."""
+    """Largest number of responses in flight at once."""
     memory_fraction: float = 0.4
     """Share of a GPU's memory that the engine may take."""
     cpu_cache_gib: float = 1.0

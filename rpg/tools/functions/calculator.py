@@ -10,7 +10,7 @@ from rpg.tools.tool_error import ToolError
 
 Number = int | float
 _LONGEST = 200
-"""Most characters of an expression."""
+"""Largest number of characters of an expression."""
 _LARGEST = 10**60
 """Largest allowed number. A power may have more digits than fit into memory."""
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Number]] = {

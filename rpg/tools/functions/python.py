@@ -24,8 +24,8 @@ class Python(Tool):
     libraries: ClassVar[tuple[str, ...]] = ("python",)
 
     seconds: float = Field(5.0, gt=0)
-    """Most wall time of a call, in seconds. The CPU time of all processes of a response is limited too, to `seconds` +
-    1 for each of its calls; a call beyond that is refused with a reason."""
+    """Longest wall time of a call, in seconds. The CPU time of all processes of a response is limited too, to `seconds`
+    + 1 for each of its calls; a call beyond that is refused with a reason."""
     memory_mb: int = addition(512, ge=64)
     """Address space of the interpreter, MiB."""
 

@@ -30,7 +30,8 @@ SUPERVISOR = "RPG_SUPERVISOR"
 """Environment variable with the `identity` of the process that supervises the worker."""
 _ENTRY = "execute"
 _CLOSING_SECONDS = 25.0
-"""Most seconds that a flow takes, after its stage has ended, to record the end and to report it to the server (5 s)."""
+"""Longest time in seconds that a flow takes, after its stage has ended, to record the end and to report it to the
+server (5 s)."""
 
 
 @dataclass(frozen=True, slots=True)
