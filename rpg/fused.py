@@ -16,7 +16,7 @@ def lacks_kernels(model_type: str, activation: str) -> Issue | None:
     """Returns why Liger's kernels cannot compute a model or are not installed; None if they can compute it."""
     if model_type not in MODEL_TYPES:
         return Issue(
-            "Liger's kernels are not tried with this architecture",
+            "Liger's kernels have not been tested with this architecture",
             _PATH,
             given=f"liger for {model_type}",
             allowed=f"liger for {', '.join(MODEL_TYPES)}",

@@ -542,7 +542,9 @@ class Trainer:
         bounds = self.components.guards.roll_back_bounds(fired)
         target = next((step for bound in bounds if (step := self.recorder.roll_back(self.state, up_to=bound))), 0)
         if not target:
-            raise GuardStoppedError(f"{fired.message}; there is no checkpoint from before step {fired.since} to go to")
+            raise GuardStoppedError(
+                f"{fired.message}; there is no checkpoint from before step {fired.since} to return to"
+            )
         self.components.guards.record_roll_back(fired, target, write=ranks.rank() == 0)
         factor = self.components.guards.learning_rate_factor(target + 1)
         message = f"{fired.message}: back to step {target}, the learning rate times {factor:g} from there"

@@ -123,7 +123,7 @@ def _names_taken(evaluation: ModelEvaluation) -> Iterator[Issue]:
     }
     for section, given in names.items():
         for index in repeats(given):
-            yield Issue("the name is taken", (section, index, "name"), given[index], hint="give each a name of its own")
+            yield Issue("the name is taken", (section, index, "name"), given[index], hint="give each its own name")
 
 
 def _models(
@@ -180,7 +180,7 @@ def _measured_once(evaluation: ModelEvaluation, same: Mapping[int, Sequence[int]
         label = _label(evaluation, [first, *others], None)
         for index in others:
             message = f"the same checkpoint as {name_of(evaluation.models[first])}"
-            yield Issue(message, ("models", index), hint=f"it is measured once and stands in one row, `{label}`")
+            yield Issue(message, ("models", index), hint=f"it is measured once and shown in one row, `{label}`")
 
 
 def _setting(evaluation: ModelEvaluation, source: Mapping[str, Any], row: _Row, field: str) -> Any:

@@ -56,10 +56,11 @@ def warnings_of_cells(cells: Sequence[SpecOfCell], matrix: Matrix) -> Iterator[I
     if not differing or varied is None:
         return
     yield Issue(
-        "settings that the spec leaves out differ between the cells, as their objectives were published",
+        "settings that the spec leaves out differ between the cells, because their objectives were published with"
+        " different ones",
         path=("matrix", axes[varied], varied),
         given="; ".join(described(path, values) for path, values in differing.items()),
-        hint="write those that are to be the same; `rpg plan --resolved` shows each cell whole",
+        hint="write the settings that should be equal; `rpg plan --resolved` shows each cell completely",
     )
 
 

@@ -244,7 +244,7 @@ class Store:
 
 def _require(package: str) -> None:
     if find_spec(package) is None:
-        raise ImportError(f"this needs {package}: `pip install {package}`; `.arrow()` and `.rows` need nothing more")
+        raise ImportError(f"this needs {package}: `pip install {package}`; `.arrow()` and `.rows` need no package")
 
 
 def _plain_integers(table: "pa.Table") -> "pa.Table":

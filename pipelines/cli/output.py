@@ -385,7 +385,7 @@ def format_of(output: Path | None) -> Format:
         return Format.table
     suffix = output.suffix.lstrip(".")
     if suffix not in tuple(Format):
-        raise RpgError(f"{output}: its name does not say the format; give --format table, csv, json or parquet")
+        raise RpgError(f"{output}: cannot infer the format from the name; give --format table, csv, json or parquet")
     return Format(suffix)
 
 

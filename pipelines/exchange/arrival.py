@@ -54,7 +54,7 @@ def exports_in(directory: Path) -> list[Export]:
     """
     manifests = [directory / MANIFEST] if (directory / MANIFEST).is_file() else sorted(directory.glob(f"*/{MANIFEST}"))
     if not manifests:
-        raise NoExportError(f"{directory} holds no export: `rpg export RUN DIR` writes one, with {MANIFEST}")
+        raise NoExportError(f"{directory} contains no export: `rpg export RUN DIR` writes one, with {MANIFEST}")
     return [_read(manifest.parent) for manifest in manifests]
 
 
@@ -134,7 +134,7 @@ def _bring(export: Export, aside: Path, final: Path) -> None:
             more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
             said = "; ".join(found[:_MOST_NAMED]) + more
             raise ExportRefusedError(
-                f"{export.directory} holds documents of another shape: {said}; nothing was imported"
+                f"{export.directory} has documents of an unexpected form: {said}; nothing was imported"
             )
         elsewhere = {"pid": None, "pid_started": None, "flow_run_id": None, "api_url": None}
         write_json(aside / "state.json", read_json(aside / "state.json") | elsewhere)

@@ -320,7 +320,7 @@ def _refused(error: Any, endpoint: str, repo: str, left: str) -> NoReturn:
         hint = "the token needs write access to that namespace: `hf auth login`, or HF_TOKEN"
         raise PushError(f"{endpoint} denies {repo}: {reason}\n  hint: {hint}{left}") from error
     if 400 <= status < 500:
-        raise PushError(f"{endpoint} does not take {repo}: {reason}{left}") from error
+        raise PushError(f"{endpoint} does not accept {repo}: {reason}{left}") from error
     raise NotSentError(f"nothing was pushed to {endpoint}, which failed with {status}: {reason}{left}") from error
 
 

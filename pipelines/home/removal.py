@@ -52,7 +52,7 @@ def removal_of(home: Home, name: str) -> Removal:
     """
     experiment, version = split_name(name)
     if is_study(home, name):
-        raise NotRemovableError(f"{name} is a study whose answer is based on its trials: they are not removed")
+        raise NotRemovableError(f"{name} is a study: its trials cannot be removed, because its answer is based on them")
     if not is_experiment(home, name):
         runs = [find_run(home, name)]
     elif version:
@@ -60,7 +60,7 @@ def removal_of(home: Home, name: str) -> Removal:
         kept = {run_id for other in versions_in(record) if other.number != version for run_id in other.runs}
         runs = [run_id for run_id in runs_of(home, name) if run_id not in kept]
         if not runs:
-            raise NotRemovableError(f"every run of {name} belongs to another version too; `rpg rm RUN` deletes one")
+            raise NotRemovableError(f"every run of {name} also belongs to another version; `rpg rm RUN` deletes one")
     else:
         runs = read_json(home.experiment(name) / "experiment.json").get("runs", [])
     whole = experiment if is_experiment(home, name) and not version else ""

@@ -92,7 +92,7 @@ def _span(home: Home, run_id: str, steps: int) -> tuple[int, int]:
     known = [0, *saved]
     start, end = (known[-2], known[-1]) if saved else (0, last)
     if start == end:
-        raise SpecError(Issue("nothing is recorded that could be replayed", given=run_id))
+        raise SpecError(Issue("no recorded step can be replayed", given=run_id))
     return start, end
 
 

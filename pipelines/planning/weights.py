@@ -83,7 +83,7 @@ def _last(home: Home, run_id: str, fingerprint: str) -> int:
     manifest = home.run(run_id) / "train.json"
     if damage := damage_of(manifest, fingerprint):
         hint = f"`rpg resume {run_id}`, or name a step that it has exported"
-        raise SpecError(Issue(f"{run_id} is not trained to its end: {damage}", ("checkpoint",), "last", hint=hint))
+        raise SpecError(Issue(f"{run_id} has not finished training: {damage}", ("checkpoint",), "last", hint=hint))
     return int(read_json(manifest)["steps"])
 
 

@@ -98,10 +98,10 @@ class Listing:
             files = {path: FileVersion(int(size), str(version)) for path, (size, version) in data["files"].items()}
             digest = str(data["digest"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"no listing of the record: {error!r}") from None
+            raise ValueError(f"not a listing of the record: {error!r}") from None
         for path in files:
             if not is_recorded(path) or unit_of(path) != unit:
-                raise ValueError(f"the listing of {unit!r} names {path!r}, which is not a file of it")
+                raise ValueError(f"the listing of {unit!r} names {path!r}, which does not belong to it")
         if not files:
             raise ValueError(f"the listing of {unit!r} is empty")
         return cls(digest, files)

@@ -282,7 +282,7 @@ class SharedRun:
         try:
             job()
         except Exception as error:  # an error of the storage's library; training continues without the store
-            _log.warning("the object store does not take what %s records: %s", self._directory.name, error)
+            _log.warning("the object store does not accept the records of %s: %s", self._directory.name, error)
             return False
         return True
 

@@ -118,7 +118,7 @@ class WebSource:
             raise SourceError(f"the record at {self._url} cannot be read: {error}") from error
         if answer.status_code == 401:
             hint = "set PREFECT_API_AUTH_STRING to the user:password of the server, or to that of its readers"
-            raise SourceError(f"the record at {self._url} asks for a password; {hint}")
+            raise SourceError(f"the record at {self._url} requires a password; {hint}")
         if answer.status_code not in (200, 206, 404):
             raise SourceError(f"the record at {self._url} cannot be read: it answered {answer.status_code}")
         return answer

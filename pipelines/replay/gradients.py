@@ -111,7 +111,7 @@ def _steps(run: RunDirectory, base: Path, on_record: Sequence[int], chosen: Chos
         before: number of steps before a step at which its weights were saved, 0 or 1.
     """
     if not (base / "config.json").is_file():
-        raise NoWeightsError(f"{run.path.name}: the base model is not at {base} any more")
+        raise NoWeightsError(f"{run.path.name}: the base model is no longer at {base}")
     kept = sorted(int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*"))
     possible = [step for step in on_record if step == before or step - before in kept]
     if steps := [step for step in possible if step in chosen]:

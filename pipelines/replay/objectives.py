@@ -78,7 +78,7 @@ def alternatives(
             divergence is summed over tokens.
     """
     if not spec.trains:
-        raise SpecError(Issue("the run measured a model as it is: there is no training to replay"))
+        raise SpecError(Issue("the run only evaluated a model: there is no training to replay"))
     plain, swept = spec.model_dump(mode="json"), dict[str, list[Any]]()
     for sweep in sweeps:
         path, each = _sweep(sweep)

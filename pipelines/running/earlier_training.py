@@ -73,7 +73,7 @@ def take_evaluation(execution: "RunExecution", stage: StagePlan) -> None:
     source = execution.home.run(stage.taken_from) / "evaluate" / stage.output.name
     manifest = read_json(source / "manifest.json")
     if manifest.get("fingerprint") != stage.fingerprint:
-        raise FileNotFoundError(f"{stage.taken_from} has no such evaluation any more")
+        raise FileNotFoundError(f"{stage.taken_from} no longer has such an evaluation")
     changes = _Changes(execution.run_id, {}, ended=True, left=())
     with filling(stage.output) as aside:
         for segment in run_segments(execution.home.root, stage.taken_from):
@@ -88,7 +88,7 @@ def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path
     step = stage.taken_step
     needed = source / (f"checkpoints/step-{step:06}/manifest.json" if step else "train.json")
     if not needed.is_file():
-        raise FileNotFoundError(f"{source.name} is not there any more")
+        raise FileNotFoundError(f"{source.name} no longer exists")
     whole, evaluate = stage.action == "CACHED", execution.plan.stage("evaluate")
     before = read_json(source / "plan.json").get("stages", {}).get("evaluate", {})
     is_same = before.get("identity") == evaluate.identity and before["inputs"]["data"] == evaluate.inputs["data"]

@@ -50,7 +50,7 @@ def early_exit(code: int, output: str, run_dir: Path, *, killed_for_memory: bool
     notes = sorted(noted_exits(run_dir), key=lambda note: 1 + last.index(note.cause) if note.cause in last else 0)
     killed = code in _KILLED
     if killed and killed_for_memory:
-        return EarlyExit("out_of_memory", "the kernel killed it for memory")
+        return EarlyExit("out_of_memory", "the kernel killed it because memory ran out")
     if notes and notes[0].cause not in unnamed:
         return notes[0]
     cause = cause_in(output)

@@ -73,7 +73,7 @@ def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
         place = "goal" if study.goal else "goals"
         issues.append(Issue("differs from the stored study", (place,), given=given, allowed=allowed, hint=hint))
     if before["results"] != now["results"]:
-        issues.append(Issue("is not the experiment of the stored study any more", ("experiment",), hint=hint))
+        issues.append(Issue("is no longer the experiment of the stored study", ("experiment",), hint=hint))
     elif before["code"] != now["code"]:
         sides = [(code["numbers"], code["differing"]) for code in (before["code"], now["code"])]
         made, here = ({stage: (number[stage], found.get(stage)) for stage in ENTRIES} for number, found in sides)

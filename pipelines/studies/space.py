@@ -54,7 +54,7 @@ def changes(before: Mapping[str, Any], space: Space) -> list[Issue]:
     """
     now = plain(space)
     problems = [
-        Issue("is searched by the stored study and no longer here", ("parameters",), given=path, hint=_HINT)
+        Issue("is searched by the stored study but no longer by this one", ("parameters",), given=path, hint=_HINT)
         for path in before
         if path not in now
     ]

@@ -67,7 +67,7 @@ def _compare(
                 given=f"{teacher.path}: {len(its)} tokens; they differ in {len(different) or len(its) - len(own)}, "
                 f"such as {shown}",
                 allowed=f"a model whose tokenizer has the policy's {len(own)} tokens at the same ids",
-                hint="take a teacher of the policy's family: it scores the very tokens that the policy sampled",
+                hint="take a teacher of the policy's family: it scores exactly the tokens that the policy sampled",
             )
         )
     wide, wanted = (config.get_text_config().vocab_size for config in (of_teacher[1], policy[1]))

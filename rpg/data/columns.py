@@ -138,7 +138,7 @@ def _remarks(value: Any, column: str, where: str) -> list[str]:
         return value
     raise SpecError(
         Issue(
-            f"{where}: what the user says is a list of texts, none of them empty",
+            f"{where}: the user's replies must be a list of texts that are not empty",
             path=("columns", "user"),
             given=f"{column}: {value!r}"[:200],
         )

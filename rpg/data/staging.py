@@ -113,7 +113,7 @@ def _read_items(source: Source, index: int) -> list[Item]:
 
 
 def _no_problems(source: Source, path: Path) -> SpecError:
-    return SpecError(Issue("the set holds no problems", path=path, given=getattr(source, "path", "")))
+    return SpecError(Issue("the set has no problems", path=path, given=getattr(source, "path", "")))
 
 
 def first_problems(source: Source, data: Data, path: Path, count: int) -> list[StagedProblem]:
@@ -164,7 +164,7 @@ def _check_names(sets: list[StagedSet]) -> None:
                         f"two evaluation sets are called `{name}`",
                         path=(*each.path, "name"),
                         given=name,
-                        hint="give each a `name` of its own",
+                        hint="give each its own `name`",
                     )
                 )
 

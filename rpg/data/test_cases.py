@@ -115,7 +115,7 @@ def _codeforces(row: Mapping[str, Any]) -> TestCases:
     """Reads open-r1/codeforces: `examples` are shown, `official_tests` are not. Problems with a checker are
     unsupported."""
     if row.get("generated_checker") or row.get("checker"):
-        raise BadTestsError("the problem has a checker of its own, which is not run: leave such rows out")
+        raise BadTestsError("the problem has its own checker, which is not run: leave such rows out")
     shown, hidden = (_list(row.get(name) or [], name) for name in ("examples", "official_tests"))
     return _typed(shown, hidden, "type", "")
 
@@ -193,7 +193,7 @@ def _typed(
     if len(kinds) > 1 or len(names) > 1:
         raise BadTestsError("the tests are of more than one kind, or of more than one function")
     if "call" in kinds and not names:
-        raise BadTestsError("the tests are calls, and none says of which function (fn_name, func_name)")
+        raise BadTestsError("the tests are calls, but no test names the function (fn_name, func_name)")
     return TestCases("call" if "call" in kinds else "stdin", *groups, function=next(iter(names), ""), grader=grader)
 
 

@@ -148,7 +148,7 @@ def first_token(tokenizer: Any) -> int:
     first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if first is None:
         hint = "take a model whose tokenizer has one, or give every question a prompt"
-        raise SpecError(Issue("the tokenizer has no token with which a text begins", ("data", "evaluation"), hint=hint))
+        raise SpecError(Issue("the tokenizer has no token to begin a text with", ("data", "evaluation"), hint=hint))
     return int(first)
 
 

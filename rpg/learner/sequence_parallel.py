@@ -120,7 +120,7 @@ def check_heads(size: int, *, heads: int, key_heads: int) -> None:
         fitting = [str(n) for n in range(2, heads + 1) if not heads % n and (not key_heads % n or not n % key_heads)]
         raise SpecError(
             Issue(
-                "the model's attention heads do not divide among the ranks",
+                "the model's attention heads do not divide evenly among the ranks",
                 path=("training", "sequence_parallel_size"),
                 given=f"{size} for {heads} heads of queries and {key_heads} of keys",
                 allowed=", ".join(["1", *fitting]),

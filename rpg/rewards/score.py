@@ -218,7 +218,7 @@ def _check_terms(reward: Reward, score: Score, largest: float) -> None:
     """Raises ValueError unless a score's terms are numbers with weights, with names that can be recorded."""
     terms, weights = score.terms, score.weights
     if not isinstance(terms, dict) or not isinstance(weights, dict) or terms.keys() != weights.keys():
-        raise ValueError("terms and weights are not numbers by the same names")
+        raise ValueError("terms and weights must be numbers with the same names")
     if len(terms) > _MOST_TERMS:
         raise ValueError(f"it has {len(terms)} terms; allowed: at most {_MOST_TERMS}")
     for name, value in terms.items():

@@ -113,7 +113,8 @@ class Sentinel:
             raise StaleEngineError(f"{stale}{self._too_far_apart(difference, mean)}")
         if self._stood_still(number, engine, learner):
             raise StaleEngineError(
-                f"{stale}its logprobs of the probe are those of before the load in every bit, while the learner's moved"
+                f"{stale}its logprobs of the probe have the same bits as before the load, although the learner's have"
+                " changed"
             )
         self._before[number] = engine, learner
         return difference, mean

@@ -206,7 +206,7 @@ def _fork() -> int:
     flags = _NEW_NAMESPACES | signal.SIGCHLD
     process: int = _libc.syscall(_CLONE[os.uname().machine], flags, 0, 0, 0, 0)
     if process < 0:
-        raise OSError(ctypes.get_errno(), "no namespaces for a program")
+        raise OSError(ctypes.get_errno(), "cannot create namespaces for a program")
     return process
 
 
@@ -220,7 +220,7 @@ def _confine(
 ) -> None:
     """Drops the rights of the program's process and sets its limits, before any line of the program runs."""
     if _libc.mount(b"tmpfs", b"/tmp", b"tmpfs", _NO_SET_USER_NO_DEVICE, _SCRATCH):
-        raise OSError(ctypes.get_errno(), "no /tmp for a program")
+        raise OSError(ctypes.get_errno(), "cannot create /tmp for a program")
     os.chdir("/tmp")
     os.setsid()
     for signum in (signal.SIGTERM, signal.SIGPIPE):  # the watcher and Python ignore these

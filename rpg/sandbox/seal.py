@@ -145,7 +145,7 @@ class Seal:
         until = time.monotonic() + _GRACE_SECONDS + len(rest) / _BYTES_A_SECOND
         while rest:
             if not _is_ready(self._input, select.POLLOUT, until):
-                raise SealError("it takes no request")
+                raise SealError("it does not accept requests")
             try:
                 rest = rest[os.write(self._input, rest) :]
             except BlockingIOError:

@@ -189,11 +189,11 @@ def _read(
         missing = np.isnan(table)
         lost = missing.all(axis=1) if table.size else np.zeros(0, dtype=bool)
         if missing.any(axis=1).sum() > lost.sum():
-            raise ValueError(f"{label}: a seed has scores of some problems and not of others")
+            raise ValueError(f"{label}: a seed has scores of some problems but not of others")
         failed.append(int(lost.sum()))
         tables.append(as_table(np.where(missing, worst, table), label))
     if not tables:
-        raise ValueError("no arms: a verdict needs one")
+        raise ValueError("no arms: a verdict needs at least one")
     if len({table.shape[1] for table in tables}) > 1:
         shapes = ", ".join(f"{label} {table.shape}" for label, table in zip(arms, tables, strict=True))
         raise ValueError(f"the arms are not about the same problems: {shapes}")

@@ -81,5 +81,5 @@ def _whole_number(digits: str) -> int:
 def _number(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{digits[:40]}, which no float holds")
+        raise ValueError(f"{digits[:40]}, which is too large for a float")
     return number

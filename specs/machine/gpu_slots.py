@@ -109,7 +109,9 @@ def leased(
         return
     slots = slots_here() if available is None else list(available)
     if len(slots) < count:
-        raise TooFewSlotsError(f"{count} GPU slots are asked for and this machine has {len(slots)}: {', '.join(slots)}")
+        raise TooFewSlotsError(
+            f"{count} GPU slots are requested, but this machine has {len(slots)}: {', '.join(slots)}"
+        )
     directory = _directory()
     while (leases := _take(directory, slots, count, holder)) is None:
         message = f"{count} of {len(slots)} GPU slots are needed; {holders(slots) or 'all are free in a moment'}"

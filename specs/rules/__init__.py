@@ -29,7 +29,7 @@ def _batch(experiment: Experiment) -> Iterator[Issue]:
     if rollouts % training.minibatches:
         parts = [str(number) for number in range(1, min(rollouts, 1024) + 1) if rollouts % number == 0]
         yield Issue(
-            "the batch does not divide",
+            "the batch does not divide evenly",
             ("training", "minibatches"),
             given=f"{training.prompts_per_step} x {training.group_size} responses in {training.minibatches} parts",
             allowed=", ".join(parts[:16]) + (", ..." if len(parts) > 16 else ""),
@@ -133,7 +133,9 @@ def _evaluation_sets(experiment: Experiment) -> Iterator[Issue]:
         if not source.answered and source.reward:
             hint = f"leave it out: a set of source {source.source} has a score of its own"
             yield Issue(
-                "nothing is answered that a reward could score", ("data", "evaluation", index, "reward"), hint=hint
+                "the set is scored by likelihood: there are no responses for a reward to score",
+                ("data", "evaluation", index, "reward"),
+                hint=hint,
             )
     for index, source in enumerate(experiment.data.train):
         if not source.answered:
@@ -230,7 +232,7 @@ def _record(experiment: Experiment) -> Iterator[Issue]:
     record = experiment.record
     if record.rollouts == "none" and record.tokens != "none":
         yield Issue(
-            "token rows hold the responses that record.rollouts leaves out",
+            "token rows would contain the responses that record.rollouts leaves out",
             ("record", "tokens"),
             given=f"{record.tokens} with rollouts none",
             allowed="none",

@@ -24,7 +24,9 @@ def engines(experiment: Experiment) -> Iterator[Issue]:
     count, machines = experiment.rollout.engines, experiment.launcher.engine_machines
     if count % machines:
         given, hint = f"{count} engines on {machines} nodes", "rollout.engines must be a multiple of launcher.nodes"
-        yield Issue("the engines do not divide", ("rollout", "engines"), given=given, hint=hint)
+        yield Issue(
+            "the engines do not divide evenly among the machines", ("rollout", "engines"), given=given, hint=hint
+        )
 
 
 def idle_engines(experiment: Experiment) -> Iterator[Issue]:

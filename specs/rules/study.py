@@ -321,7 +321,9 @@ def _idle_sampler(study: Study) -> Iterator[Issue]:
     if sampler.type == "grid" and "seed" in sampler.model_fields_set:
         yield Issue("seed has no effect", ("sampler", "seed"), "grid")
     if nature.learns_from == "nothing" and (study.warm_start.studies or study.warm_start.runs):
-        yield Issue("the sampler learns from no result", ("warm_start",), sampler.type, hint="take tpe, gp or nsga2")
+        yield Issue(
+            "the sampler does not learn from results", ("warm_start",), sampler.type, hint="take tpe, gp or nsga2"
+        )
 
 
 def _idle_trials(study: Study) -> Iterator[Issue]:

@@ -30,7 +30,7 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
         )
     if colocated and rollout.engines:
         yield Issue(
-            "an engine in the trainer's process is no process of its own",
+            "an engine in the trainer's process is not a separate process",
             ("rollout", "engines"),
             given=f"{rollout.engines} with placement colocated",
             hint="write placement: dedicated, or leave engines out: each rank has one",

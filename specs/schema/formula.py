@@ -376,7 +376,7 @@ class FormulaObjective(BaseObjective):
                 yield Issue("no such parameter", ("claim", "kl_coef"), weighing, known)
             elif smallest(self.parameters[weighing]) < 0:
                 yield Issue(
-                    "must be at least 0", ("parameters", weighing), hint="it weighs the divergence of the claim"
+                    "must be at least 0", ("parameters", weighing), hint="it is the weight of the claim's divergence"
                 )
 
     def tree(self, key: Literal["weight", "loss", "clipped"]) -> Node | None:

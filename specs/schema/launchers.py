@@ -209,7 +209,7 @@ class SlurmLauncher(_Nodes):
         limit = self.time_limit_minutes * 60
         if limit and self.stop_before_seconds >= limit:
             given = f"{self.stop_before_seconds} s of {limit} s"
-            yield Issue("no time is left to train in", ("launcher", "stop_before_seconds"), given=given)
+            yield Issue("no time is left for training", ("launcher", "stop_before_seconds"), given=given)
         of_job = "launcher.nodes, .partition and .time_limit_minutes, and training.ranks, say it"
         of_step = "srun starts one task on each node of the job, with its environment"
         for key, set_by_us, hint in (("options", _SET_BY_US, of_job), ("srun_options", _SET_BY_US_OF_SRUN, of_step)):
@@ -282,8 +282,8 @@ class RayLauncher(_Nodes):
                 ("launcher", "address"),
                 given=self.address,
                 allowed="auto, or HOST:PORT of its head",
-                hint="start `rpg run` on a node of the cluster, e.g. `kubectl exec -it HEAD-POD -- rpg run FILE`; "
-                "Ray's client (ray://) can neither give orders to a rank that works nor tell of drained nodes",
+                hint="start `rpg run` on a node of the cluster, e.g. `kubectl exec -it HEAD-POD -- rpg run FILE`;"
+                " Ray's client (ray://) can neither signal running ranks nor report drained nodes",
             )
         for name, amount in self.resources.items():
             path = ("launcher", "resources", name)

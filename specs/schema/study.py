@@ -232,7 +232,9 @@ def _rising(rungs: tuple[int, ...]) -> tuple[int, ...]:
     for index, (before, rung) in enumerate(pairwise(rungs), start=1):
         if rung <= before:
             hint = "write the rungs from the first to the last"
-            raise IssueError(Issue("the rungs must rise", (index,), f"{rung} after {before}", f"above {before}", hint))
+            raise IssueError(
+                Issue("the rungs must increase", (index,), f"{rung} after {before}", f"above {before}", hint)
+            )
     return rungs
 
 

@@ -54,7 +54,7 @@ def parse_memory(text: str) -> int:
     """Returns a size such as `4GiB` in bytes. Raises QueryError for an invalid size."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B)", text.strip(), re.IGNORECASE)
     if not match or not float(match[1]):
-        raise QueryError(f"{text!r} is not a size of memory; write it as 4GiB or 500MB")
+        raise QueryError(f"{text!r} is not a memory size; write it as 4GiB or 500MB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -146,7 +146,7 @@ class Stopwatch:
             self._stop(answer)
             raise QueryError(
                 f"the query was stopped after {self._seconds:g} seconds, its time limit\n"
-                "  hint: `--timeout SECONDS` gives it more, 0 as long as it takes"
+                "  hint: `--timeout SECONDS` allows more; 0 means no limit"
             ) from None
         except KeyboardInterrupt:
             self._stop(answer)

@@ -206,7 +206,7 @@ def test_a_context_too_short():
 
 def test_a_batch_that_does_not_divide():
     assert message(changed("minibatches: 2", "minibatches: 3")) == (
-        "spec.yaml:23: training.minibatches: the batch does not divide\n"
+        "spec.yaml:23: training.minibatches: the batch does not divide evenly\n"
         "    23 |   minibatches: 3\n"
         "  given: 4 x 4 responses in 3 parts    allowed: 1, 2, 4, 8, 16\n"
         "  hint: minibatches must divide prompts_per_step x group_size\n"

@@ -41,7 +41,7 @@ def rm(name: RunsName, yes: Yes = False) -> None:
     is_indexed = remove(home, removal)
     typer.echo(f"deleted {what}", err=True)
     if not is_indexed:
-        typer.echo("the index could not be written; `rpg db rebuild` makes it again when there is room", err=True)
+        typer.echo("the index could not be written; `rpg db rebuild` rebuilds it once there is room", err=True)
     if freed := unreferenced(home):
         typer.echo(f"`rpg gc` frees {len(freed)} artifacts that no run needs any more", err=True)
 

@@ -136,7 +136,7 @@ def _memory_given_back(sampler: Sampler, sentinel: Sentinel, learner: PreTrained
     if not loaded - awake > _GIVEN_BACK * whole:
         raise CheckFailedError("loading weights also reclaims the cache's memory")
     if not sleeping - awake > _GIVEN_BACK * whole:
-        raise CheckFailedError(f"asleep the engine frees only {(sleeping - awake) / 2**30:.2f} GiB")
+        raise CheckFailedError(f"the sleeping engine frees only {(sleeping - awake) / 2**30:.2f} GiB")
     return {"given_back_gib": (sleeping - awake) / 2**30}
 
 

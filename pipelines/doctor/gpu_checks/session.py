@@ -50,7 +50,8 @@ def check_gpus(
     on_cpu = experiment.resources.device == "cpu"
     if here and not slots and not on_cpu:
         raise NoGpuError(
-            "no GPU is here: `nvidia-smi` lists none; run it on a GPU node, or give it a spec whose launcher has some"
+            "this machine has no GPU: `nvidia-smi` lists none; run it on a GPU node, or give it a spec whose launcher"
+            " has GPUs"
         )
     ranks = experiment.training.ranks
     with _directory(home) as directory, _leased(slots_wanted("cpu" if on_cpu or not here else "cuda", ranks)) as taken:

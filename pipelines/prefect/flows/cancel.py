@@ -194,7 +194,7 @@ def _named(found: "Iterator[FlowRun]", url: str, name: str) -> "dict[str, list[F
         hint = f"`rpg runs --profile {url}` lists what is there"
         raise SpecError(Issue(f"no such run is waiting or running on the server at {url}", given=name, hint=hint))
     if chosen is fitting and len(fitting) > 1:
-        raise SpecError(Issue("the name fits several runs", given=name, allowed=", ".join(fitting)))
+        raise SpecError(Issue("the name matches several runs", given=name, allowed=", ".join(fitting)))
     return {run_id: by_run[run_id] for run_id in chosen}
 
 

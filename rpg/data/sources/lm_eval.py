@@ -154,7 +154,7 @@ def _try_first(task: str, path: str, file: Path) -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         hint = "correct the task file; its `data_files` are relative to `path`"
         raise SpecError(
-            Issue(f"{file.name}: lm-eval cannot make requests of it", ("task",), reason, hint=hint)
+            Issue(f"{file.name}: lm-eval cannot create requests from it", ("task",), reason, hint=hint)
         ) from None
 
 

@@ -103,7 +103,7 @@ class Code(Reward):
         if has_compiler(self.language):
             return None
         return Issue(
-            "there is no compiler of the reward's language on this machine",
+            "there is no compiler for the reward's language on this machine",
             path=("reward", "language"),
             given=self.language,
             hint="install g++ (apt install g++, dnf install gcc-c++)",

@@ -231,7 +231,7 @@ class Judge(Reward):
         if self.endpoint:
             yield from address_issues(self.endpoint)
         elif self.key:
-            yield Issue("a model of this machine has no key", ("key",), hint="leave it out, or name its `endpoint`")
+            yield Issue("a model on this machine needs no key", ("key",), hint="leave it out, or name its `endpoint`")
         if self.votes > 1 and self.temperature == 0:
             hint = "write temperature: 0.7, or votes: 1"
             yield Issue("all votes would be the same reply", ("votes",), f"{self.votes} at temperature 0", hint=hint)
@@ -244,4 +244,4 @@ class Judge(Reward):
             yield Issue("the template does not contain the answer", ("template",), allowed="a text with {answer} in it")
         if self.template and (self.reasoning or self.endpoint) and "{key}" not in self.template:
             hint = "ask for a last line `VERDICT-{key}: N`: an answer cannot know it"
-            yield Issue("the verdict's line is nowhere in the template", ("template",), hint=hint)
+            yield Issue("the template does not contain the verdict's line", ("template",), hint=hint)

@@ -96,7 +96,7 @@ class Python(Reward):
         except (SyntaxError, ValueError) as error:
             line, text = getattr(error, "lineno", 0) or 0, getattr(error, "text", "") or ""
             words = getattr(error, "msg", str(error))
-            yield Issue(f"is no Python: {words}", ("path",), file=self.path, line=line, snippet=text)
+            yield Issue(f"is not valid Python: {words}", ("path",), file=self.path, line=line, snippet=text)
             return
         functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
         if self.function not in functions:

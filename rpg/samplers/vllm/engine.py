@@ -192,7 +192,7 @@ def _check_head_size(weights_dir: Path) -> None:
                 path=("rollout", "engine"),
                 given=f"head_dim {size}",
                 allowed=", ".join(map(str, sizes)),
-                hint="engine: transformers takes any",
+                hint="engine: transformers supports any",
             )
         )
 

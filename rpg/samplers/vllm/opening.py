@@ -43,7 +43,7 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
         )
     if rollout.kv_cache == "fp8" and device.type == "cpu":
         raise SpecError(
-            Issue("a cache of eight bits needs a GPU", ("rollout", "kv_cache"), given="fp8", hint="leave kv_cache out")
+            Issue("an 8-bit cache needs a GPU", ("rollout", "kv_cache"), given="fp8", hint="leave kv_cache out")
         )
     if rollout.replay_routing and device.type == "cpu":
         hint = "leave replay_routing out, or take engine: transformers"

@@ -235,7 +235,7 @@ def test_a_model_that_was_measured_as_it_is_has_no_training_to_replay() -> None:
     spec = _spec()
     measured = {key: spec[key] for key in ("name", "model", "reward")} | {"kind": "evaluation"}
     measured["data"] = {"evaluation": [{"source": "expressions", "name": "sums", "size": 8}]}
-    with pytest.raises(SpecError, match="the run measured a model as it is: there is no training to replay"):
+    with pytest.raises(SpecError, match="the run only evaluated a model: there is no training to replay"):
         alternatives(experiment_of(measured, {}), ["{type: grpo}"])
 
 
