@@ -257,7 +257,7 @@ class ReferenceSchedule:
     @property
     def ema_decay(self) -> float:
         """Returns the share of the reference's own weights that its update keeps: reference = decay * reference + (1 -
-        decay) * policy. Of a schedule, returns the value at the last finished step."""
+        decay) * policy. A schedule counts with its value at the last finished step."""
         return value_at(self._update.ema_decay, self.steps) if self._update else 0.0
 
     @property

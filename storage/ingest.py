@@ -214,7 +214,7 @@ def _ingested(
     keep_seconds: float = KEEP_SECONDS,
 ) -> Ingested:
     """
-    Updates or, if `indexed` is None, rebuilds the index. Args: indexed: the units in the index, and their stamps.
+    Updates the index, or rebuilds it without `indexed`. Args: indexed: the units in the index, and their stamps.
     """
     merged = sum(done.num_merged for done in compacted)
     if not database.has_index(root):

@@ -182,8 +182,8 @@ def _absent(root: Path, runs: Set[str]) -> Iterator[str]:
 
 
 def _packs(root: Path, *, full: bool) -> Iterator[str]:
-    """Yields packs that differ from what was written. Answers need no packs, but damaged ones may make answers wrong or
-    slow."""
+    """Yields packs that were changed after they were written. Answers need no packs, but damaged ones may make answers
+    wrong or slow."""
     connection = database.connect()
     try:
         if database.attach(connection, root):

@@ -35,7 +35,7 @@ def _finish(
     single: bool,
     as_json: bool,
 ) -> None:
-    """Prints the answer, or why there is none, and exits. `single`: only one run of the experiment was executed."""
+    """Prints the answer, or why it is missing, and exits. `single`: only one run of the experiment was executed."""
     import sys
 
     from pipelines.cli.answer import answer_data, answer_lines, next_lines

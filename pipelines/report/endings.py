@@ -1,5 +1,5 @@
-"""Results at the end of training, by group of seeds: each metric over the last steps, with intervals, and the accuracy
-of the last and of the best checkpoint, beside published figures as in papers' tables."""
+"""Results at the end of training, by group of seeds: each metric over the last steps, with intervals, and the
+accuracies of the last and the best checkpoint, beside published figures as in papers' tables."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The cause of a stage's failure, and what the next attempt changes."""
+"""The cause of a stage's failure, and the changes that the next attempt makes."""
 
 import re
 import signal
@@ -112,7 +112,7 @@ def retry_inputs(execution: RunExecution) -> dict[str, Any]:
 
 
 def retry_difference(execution: RunExecution, stage: str) -> str:
-    """Describes, for the user, what the next attempt changes; empty if nothing."""
+    """Describes the changes of the next attempt to the user; empty if it changes nothing."""
     record, in_spec = execution.state.stage(stage), execution.plan.experiment.training.microbatch_tokens
     if record.get("cause") != "out_of_memory" or stage != "train":
         return ""

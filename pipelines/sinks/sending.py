@@ -54,7 +54,7 @@ def is_behind(home: Home, run_id: str, sink: Sink) -> bool:
 
 
 def sinks_of(home: Home, run_id: str) -> tuple[Sink, ...]:
-    """Returns the sinks of a run's experiment, from its file as of the last execution. If the experiment has no record,
+    """Returns the sinks of a run's experiment, from its file at the last execution. If the experiment has no record,
     returns those of the run's own spec."""
     experiment = read_json(home.run(run_id) / "run.json").get("experiment", "")
     frozen = home.experiment(experiment)

@@ -1,4 +1,4 @@
-"""Estimated cost of a study before it runs: of the search at worst and at best, and of the confirmation.
+"""Estimated cost of a study before it runs, for the search at worst and at best, and for the confirmation.
 
 At worst every trial is trained to its end; at best pruning continues as few trials as it may. Response tokens are upper
 bounds in both, and GPU hours are estimates for that number of tokens. The effect of a trial's parameters on its cost is
@@ -37,8 +37,8 @@ class Cost:
     evaluation_samples: int | None
     """Responses for the evaluation of checkpoints; None if the size of an evaluation set is not known yet."""
     gpu_hours: float | None
-    """Hours of training and evaluation on H100s; only of training if `evaluation_samples` is None. None if the model's
-    config is not on this machine."""
+    """Hours of training and evaluation on H100s; only of training if `evaluation_samples` is None. It is None if the
+    model's config is not on this machine."""
 
 
 @dataclass(frozen=True, slots=True)

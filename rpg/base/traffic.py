@@ -85,7 +85,7 @@ class _Counter:
             raise RuntimeError(f"more than {_MOST_OPERATIONS} operations")
 
     def move(self, tensors: Iterable["Tensor"]) -> None:
-        """Counts the bytes of tensors. Of an expanded tensor only the stored bytes count."""
+        """Counts the bytes of tensors. An expanded tensor counts only with its stored bytes."""
         for tensor in tensors:
             held = math.prod(n for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step)
             self.moved += held * tensor.element_size()

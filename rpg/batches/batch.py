@@ -24,7 +24,7 @@ Experts = npt.NDArray[np.int16]
 @dataclass(frozen=True)
 class StepRollouts:
     """A step's B responses in the order of its prompts. Every rank knows the length, reward and group of each response.
-    Its tokens and text are on a single rank, which is said to hold the response.
+    Its tokens and text are on a single rank, which *holds* the response.
 
     Of the N tokens of the b responses held here, laid end to end, the policy sampled M; its environment gave the
     others. Given tokens are context. Every array about token probabilities (logprobs, advantages, the token table)

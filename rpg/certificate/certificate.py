@@ -69,7 +69,7 @@ class PartialFinding:
     with the newer policy in training."""
 
     error: float
-    """Relative error of the expected gradient over all responses, where the old policy of each token is its sampler."""
+    """Relative error of the expected gradient over all responses. The old policy of each token is its sampler."""
     short_error: float
     """Relative error of the expected gradient over only those responses that end before the change. Steps train on
     these first."""

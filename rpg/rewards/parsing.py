@@ -95,7 +95,7 @@ def _written(answer: str, numbers: re.Pattern[str], reserved: Callable[[str], bo
 
 
 _Read = tuple[str, int, complex | None]
-"""An expression's text, the size that it may grow to, and its value, which is None if it has symbols."""
+"""An expression's text, the size that it may grow to, and its value (None if it has symbols)."""
 
 
 class _Formula:

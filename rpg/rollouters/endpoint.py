@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 MODEL = "policy"
 """Name of the only model. Requests with another name also go to the policy."""
 _DAY = 24 * 3600
-"""Seconds that a connection may be idle. It is so long that clients close their connections first: if the server did, a
-request might be on its way."""
+"""Seconds that a connection may be idle. Clients must close connections first: if the server did, a request might be on
+its way."""
 _LONGEST_REQUEST = 8 << 20
 """Largest number of bytes of a request. It is parsed in the training process."""
 _LONGEST_DIRECTORY = 80

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _LONGEST_TOKEN = 256
-"""Longest token, in characters. Of an answer, which may be a mebibyte long, at most its token limit times this length
-is tokenized."""
+"""Longest token, in characters. An answer may be a mebibyte long; at most its token limit times this length is
+tokenized."""
 _SAID, _TOLD = "(what the policy said)", "(what the tool told)"
 """Placeholders in an artificial conversation, from which the markup that a template writes around an answer is
 found."""

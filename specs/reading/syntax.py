@@ -172,7 +172,7 @@ def _after_bracket(complaint: _Complaint) -> SyntaxMistake:
 
 
 def _block(complaint: _Complaint) -> SyntaxMistake | None:
-    """Explains text where an entry or the end of a section was expected."""
+    """Explains text in place of an expected entry or end of a section."""
     if not complaint.problem.startswith("expected <block end>"):
         return None
     what, line = complaint.problem.removeprefix("expected <block end>, but found ").strip("'"), complaint.line + 1

@@ -17,7 +17,7 @@ Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "none"]
 Scale = Literal["none", "group_std", "batch_std", "group_mean"]
 KlEstimator = Literal["k1", "k2", "k3"]
 RatioOver = Literal["token", "sequence", "geometric_mean"]
-"""What an importance ratio is taken over: a token, a whole response, or a response's tokens as their geometric mean."""
+"""Scope of an importance ratio: a token, a whole response, or a response's tokens as their geometric mean."""
 Weight = Annotated[
     float | ValueSchedule | ClosedLoop,
     Schedulable(ge=0, of=("kl/reverse", "kl/forward", "drift/reverse", "drift/forward")),

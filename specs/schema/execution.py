@@ -39,8 +39,8 @@ class Record(Spec):
     of tokens.
     """
     tokens: Literal["all", "sampled", "none"] = execution("all")
-    """Table `tokens`: a row for each token. all: of all responses; sampled: of a share of each step's responses; none:
-    no rows."""
+    """Table `tokens`: a row for each token of all responses, of a sampled share of each step's responses, or no
+    rows."""
     sampled_share: float = execution(0.1, gt=0, lt=1)
     """Share of each step's responses whose tokens are recorded with `tokens: sampled`, rounded up. The run's id and the
     step determine which responses."""

@@ -328,8 +328,8 @@ class FormulaObjective(BaseObjective):
 
     type: Literal["formula"] = "formula"
     level: Literal["token", "to_go", "sequence", "geometric_mean"] = "token"
-    """What the symbols are taken over: a token, a whole response, or a response's geometric mean. to_go: also a token,
-    but the claimed divergence is that of the whole response."""
+    """Scope of the symbols: a token, a whole response, or a response's geometric mean. to_go: also a token, but the
+    claimed divergence is that of the whole response."""
     parameters: dict[str, Parameter] = Field(default_factory=dict)
     """Name in the formulas -> number or schedule."""
     weight: str = ""
@@ -411,7 +411,7 @@ class FormulaObjective(BaseObjective):
 
     @property
     def ratio_over(self) -> RatioOver:
-        """What the symbols are taken over."""
+        """Scope of the symbols."""
         return "token" if self.level == "to_go" else self.level
 
     @property

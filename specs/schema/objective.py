@@ -86,8 +86,8 @@ class RegularizedObjective(BaseObjective):
     estimator: Literal["reinforce", "differentiable"] = "reinforce"
     """reinforce: -SG(weight) log pi. differentiable: the surrogate itself, which is differentiated."""
     level: Literal["token", "to_go", "sequence"] = "token"
-    """What the importance ratio and the divergence are taken over. to_go: the ratio of a token, which is credited with
-    the response's divergence from that token on."""
+    """Scope of the importance ratio and the divergence. to_go: the ratio of a token, which is credited with the
+    response's divergence from that token on."""
     kl: SummedOver = addition("sampled")
     """Tokens over which the divergence's gradient at a state is summed. sampled: the sampled token, weighted by its
     ratio. full: the whole vocabulary. top_k: the reference's kl_top_k most likely tokens, and the sampled token,
@@ -162,7 +162,7 @@ class RegularizedObjective(BaseObjective):
 
     @property
     def ratio_over(self) -> RatioOver:
-        """What the ratio is taken over, from `level`."""
+        """Scope of the ratio, from `level`."""
         return "token" if self.level == "to_go" else self.level
 
     @property

@@ -49,9 +49,9 @@ class Correction(Spec):
     """Upper bound. On a ratio it is at least 1; if left out, bound. On a difference of probabilities it is in [0, 1];
     if left out, 1."""
     over: Literal["token", "sequence", "geometric_mean"] = addition("token")
-    """What the ratio is taken over. token: each token. sequence: the whole response, so that each of its tokens has the
-    product of their ratios as weight. geometric_mean: the geometric mean over the response's tokens; with type mask it
-    only selects responses, whose tokens have their own ratios as weights."""
+    """Scope of the ratio. token: each token. sequence: the whole response, so that each of its tokens has the product
+    of their ratios as weight. geometric_mean: the geometric mean over the response's tokens; with type mask it only
+    selects responses, whose tokens have their own ratios as weights."""
     measure: Literal["ratio", "probability"] = addition("ratio")
     """Quantity that the bounds apply to. ratio: the learner's probability over the engine's. probability: the learner's
     probability minus the engine's; only with type mask."""
@@ -651,8 +651,8 @@ class VllmRollout(SamplerSection):
 
     @property
     def smaller_cache(self) -> str:
-        """Hint that the cache gets what the weights leave of vLLM's share, and that a sleeping engine holds no cache
-        during training."""
+        """Hint that the cache gets the rest of vLLM's share after the weights, and that a sleeping engine holds no
+        cache during training."""
         may_sleep = self.placement == "colocated" and not self.sleeps and not self.max_staleness
         return "a smaller rollout.memory_fraction" + (", or rollout.sleep: true" if may_sleep else "")
 

@@ -43,7 +43,7 @@ class Compacted:
     num_merged: int = 0
     """Number of segments that were merged into others."""
     damaged: tuple[KnownSegment, ...] = ()
-    """Segments that could not be read. They stay where they are, beside the merged file."""
+    """Segments that could not be read. They stay in place, beside the merged file."""
 
 
 def compact_run(root: Path, run_id: str, *, whole: bool, keep_seconds: float = KEEP_SECONDS) -> Compacted:

@@ -112,7 +112,8 @@ class Statement:
             if num_bytes > self._memory_limit:
                 raise QueryError(
                     f"the answer needs more than {memory_text(self._memory_limit)}, the memory limit\n"
-                    "  hint: `--memory SIZE` allows more; `-o FILE` and `--format csv` do not keep the whole answer in memory"
+                    "  hint: `--memory SIZE` allows more;"
+                    " `-o FILE` and `--format csv` do not keep the whole answer in memory"
                 )
         return pa.Table.from_batches(batches, schema)
 

@@ -31,7 +31,7 @@ def run(
     `rpg up` started, else to a temporary one, which is not started if everything is finished.
 
     Results of the same spec from code that differs from the code here are not reused unless --accept-code is given; the
-    run's record then says so of each such stage. The code here runs the stages that are still to run.
+    run's record then says so for each such stage. The code here runs the stages that are still to run.
     """
     import time
     from dataclasses import replace

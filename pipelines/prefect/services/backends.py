@@ -235,8 +235,7 @@ def _let_in(user: str, home: Home, data: Path) -> None:
 
 
 def _run_as(user: str, command: list[str]) -> "subprocess.CompletedProcess[str]":
-    """Runs a command to its end as another user, who has no other groups than its own. An empty user means the current
-    one."""
+    """Runs a command to its end as another user, in that user's own group only. An empty user means the current one."""
     identity: dict[str, Any] = {}
     if user:
         identity = {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}

@@ -69,7 +69,7 @@ class Answer:
 
     sentence: str
     note: str
-    """What the sentence is based on."""
+    """The data on which the sentence is based."""
     arms: tuple[ArmResult, ...] = ()
     """The arms, the baseline first; empty before the confirmation is over."""
 

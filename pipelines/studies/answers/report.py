@@ -236,8 +236,8 @@ def _mean_cost(trials: Sequence[Trial], name: str) -> str:
 
 
 def _saved(record: StudyRecord) -> str:
-    """Returns the cost that pruning saved: what the pruned trials would have cost in addition if they had been trained
-    to their end."""
+    """Returns the cost that pruning saved: the further cost of the pruned trials if they had been trained to their
+    end."""
     pruned = [trial for trial in record.trials if trial.state == "pruned"]
     if not pruned or not record.finished:
         return ""

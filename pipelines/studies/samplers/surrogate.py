@@ -21,7 +21,7 @@ _FLAT = 30.0
 """Prior variance of a step's mean, in units of standardised values. It is so large that the mean counts as unknown."""
 _JITTER = 1e-6
 _EVALUATION = 0.1
-"""Share of a run's noise that each evaluation adds anew. The rest is the seed noise, which a trial keeps from rung to
+"""Share of a run's noise that comes from each evaluation. The rest is the seed noise, which a trial keeps from rung to
 rung."""
 MOST = 1000
 """Largest number of observations of the process."""

@@ -21,7 +21,7 @@ class ChoiceColumns(Spec):
     choices: str = "choices"
     """Column of the list of choices."""
     answer: str = "answer"
-    """Column of the right choice: its text, its number from 0, or its letter, where A is the first choice."""
+    """Column of the right choice: its text, its number from 0, or its letter (A for the first choice)."""
 
 
 class MultipleChoiceSource(Source):
