@@ -26,7 +26,7 @@ from pipelines.prefect.server.credentials import (
     asked_for,
     shown_in,
 )
-from pipelines.prefect.server.door import objection
+from pipelines.prefect.server.proxy import objection
 from pipelines.prefect.server.settings import trusted_hosts
 from pipelines.studies.storage import JOURNAL, URL, open_database
 from specs.errors import Issue, RpgError, SpecError

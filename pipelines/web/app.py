@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pipelines.home.home import Home
 from pipelines.prefect.server.api import server_of
 from pipelines.prefect.server.credentials import Accepts, header_with, shown_in
-from pipelines.prefect.server.door import objection
+from pipelines.prefect.server.proxy import objection
 from pipelines.prefect.server.waiting import waiting_runs
 from pipelines.remote.record_files import NotRecordedError, open_recorded, read_listings
 from pipelines.remote.sources import READY

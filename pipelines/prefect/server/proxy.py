@@ -53,7 +53,7 @@ def _name(address: str) -> str:
         return ""
 
 
-class Door:
+class ApiProxy:
     """Prefect's application behind the API proxy."""
 
     def __init__(self, app: ASGIApp, home: Home, origins: Collection[str], shown: str) -> None:
@@ -119,11 +119,11 @@ async def _turn_away(scope: Scope, receive: Receive, send: Send, reason: str) ->
     await PlainTextResponse(reason, 403)(scope, receive, send)
 
 
-def behind_door(app: ASGIApp) -> ASGIApp:
+def behind_proxy(app: ASGIApp) -> ASGIApp:
     """Returns Prefect's application behind the home's API proxy, with the settings of the process's environment.
 
     Raises:
         KeyError: the environment has no password, or no origins.
     """
     origins, shown = os.environ[ORIGINS_VARIABLE].split(","), os.environ[SERVER_AUTH_VARIABLE]
-    return Door(app, Home.from_environment(), origins, shown)
+    return ApiProxy(app, Home.from_environment(), origins, shown)
