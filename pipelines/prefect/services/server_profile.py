@@ -80,7 +80,7 @@ class ServerProfile:
             sys.executable,
             "-P",
             "-m",
-            "pipelines.prefect.server.terse",
+            "pipelines.prefect.server.outage_log",
             "prefect",
             "server",
             "services",

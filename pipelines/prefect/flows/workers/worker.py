@@ -48,7 +48,7 @@ def worker_command(name: str, pool: str, limit: int = 1) -> list[str]:
             sys.executable,
             "-P",
             "-m",
-            "pipelines.prefect.server.terse",
+            "pipelines.prefect.server.outage_log",
             "pipelines.prefect.flows.workers.process_worker",
         ),
         *("worker", "start", "--type", "rpg", "--pool", pool, "--name", name, "--limit", str(limit)),

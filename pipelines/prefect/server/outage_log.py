@@ -1,6 +1,6 @@
 """Shortening of logs: an outage becomes one line.
 
-`python -m pipelines.prefect.server.terse MODULE ARGUMENT...` runs a module with such logs.
+`python -m pipelines.prefect.server.outage_log MODULE ARGUMENT...` runs a module with such logs.
 
 While its database, Redis or the API is away, each part of a Prefect server, and each worker, logs a traceback of a
 hundred lines every few seconds. Any other error keeps its traceback.
