@@ -218,7 +218,7 @@ def _row_differences(table: str, before: pa.Table, again: pa.Table) -> list[str]
 
 
 def _bits(column: pa.ChunkedArray) -> np.ndarray:
-    """Returns one value a row. Two are equal exactly if all bits of the column's values are; so are two
+    """Returns one value per row. Two are equal exactly if all bits of the column's values are; so are two
     NULLs, and two NaNs."""
     if pa.types.is_floating(column.type):
         values = column.to_numpy()

@@ -45,7 +45,7 @@ def token_logprobs(
         chunk: tokens whose logits are held at once; by default as many as fit 256 MiB in float32, on a GPU at least
             CHUNK_ON_GPU.
         entropy_gradient: whether the entropy is differentiable too (for an entropy bonus).
-        kernel: whether a GPU may use `rpg.learner.head_kernel`, for one target a token.
+        kernel: whether a GPU may use `rpg.learner.head_kernel`, for one target per token.
     Returns:
         logprobs, in the shape of the targets, and entropy [tokens], nats, float32 (float64 for float64 inputs). Logits
         are float32, even for bfloat16 inputs: bfloat16 has steps of 0.125 nats between 16 and 32. The backward pass

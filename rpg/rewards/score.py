@@ -182,7 +182,7 @@ def failures_at_worst(scores: Sequence[Score]) -> list[Score]:
 def _valid(reward: Reward, score: Score) -> Score:
     """Returns the score with plain numbers. Raises ValueError for values that cannot be recorded or trained on."""
     if not isinstance(score, Score):
-        raise ValueError(f"{score!r:.200} is no Score")
+        raise ValueError(f"{score!r:.200} is not a Score")
     largest, least = reward.largest_value(), reward.worst_value()
     value, correct = number("value", score.value, largest), _plain(score.correct)
     if score.error is None and least is not None and value < least and not math.isclose(value, least, abs_tol=1e-9):

@@ -33,7 +33,7 @@ def seed_apart(scores: ArrayLike, *, level: float = LEVEL) -> SeedApart | None:
     that spread, so that it cannot hide itself. The spread is at least the noise of the problems' scores.
 
     Args:
-        scores: [seeds, problems], or [seeds, 1] with one figure a seed.
+        scores: [seeds, problems], or [seeds, 1] with one figure per seed.
         level: chance of a false alarm.
     Source: Grubbs 1950, Sample Criteria for Testing Outlying Observations.
     Example: four seeds near 0.5, and one that collapsed.

@@ -165,7 +165,7 @@ def seed_mean(values: ArrayLike, *, confidence: float = 0.95, spread: Spread | N
     """Returns the mean of one figure per seed, with Student's t interval. One seed has no interval.
 
     Args:
-        values: one figure a seed.
+        values: one figure per seed.
         confidence: level of the interval, in (0, 1).
         spread: lower bound of the seeds' spread, used for an arm that lost seeds. None: the spread of these figures
             alone.

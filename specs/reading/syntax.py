@@ -172,7 +172,7 @@ def _after_bracket(complaint: _Complaint) -> SyntaxMistake:
 
 
 def _block(complaint: _Complaint) -> SyntaxMistake | None:
-    """Explains text in place of an expected entry or end of a section."""
+    """Explains the error that YAML expected the next entry or the end of a section, and found other text."""
     if not complaint.problem.startswith("expected <block end>"):
         return None
     what, line = complaint.problem.removeprefix("expected <block end>, but found ").strip("'"), complaint.line + 1

@@ -285,7 +285,7 @@ class RollouterSection(OpenSection):
 
     @property
     def gives_tokens(self) -> bool:
-        """Whether it gives tokens between turns of the policy."""
+        """Whether this environment writes tokens between the policy's turns."""
         return True
 
     @property

@@ -180,7 +180,7 @@ def _gradient_sentence(replayed: "RunReplay") -> str:
     if overall["cosine"] is None:
         return "gradient weights: one of the two objectives has none"
     return (
-        f"gradient weights, one entry a token, aggregation included: cosine {overall['cosine']:.4f},"
+        f"gradient weights, one entry per token, aggregation included: cosine {overall['cosine']:.4f},"
         f" length x{overall['length']:.3g}; {overall['flipped']:.1%} of the tokens change sign,"
         f" {overall['zeroed']:.1%} fall silent, {overall['activated']:.1%} wake"
     )

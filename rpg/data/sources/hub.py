@@ -56,7 +56,7 @@ class HubSource(TableSource):
             return list(map(str, saved)) if isinstance(saved, datasets.DatasetDict) else [str(saved.split or "train")]
 
     def is_here(self) -> bool:
-        """See Source: a directory or an earlier download has the data."""
+        """See Source; returns true if a directory or an earlier download has the data."""
         if os.path.isdir(self.path):
             return True
         from datasets.load import CachedDatasetModuleFactory

@@ -106,7 +106,7 @@ class Python(Reward):
             yield Issue("belongs to gives: grades", ("least",), f"{self.least:g}")
 
     def identity(self) -> dict[str, Any]:
-        """See Spec: the file counts by its content, not by its path."""
+        """See Spec; the file counts by its content, not by its path."""
         plain = super().identity()
         del plain["path"]
         return plain | {"code": {"content": hashlib.sha256(self.code.encode()).hexdigest()}}

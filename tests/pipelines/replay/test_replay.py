@@ -441,7 +441,7 @@ def test_the_command_prints_tables_and_json(home: Home, monkeypatch: pytest.Monk
     assert shown.exit_code == 0, shown.output
     assert "tiny: 2 steps" in shown.output
     assert "left out  the gradient of the entropy bonus (training.entropy_coef 0.05)" in shown.output
-    assert "gradient weights, one entry a token, aggregation included: cosine" in shown.output
+    assert "gradient weights, one entry per token, aggregation included: cosine" in shown.output
     assert "Furthest apart" in shown.output
     plain = CliRunner().invoke(app, ["replay", "tiny", "--objective", "{type: dr_grpo}", "--step", "3", "--json"])
     assert [entry["step"] for entry in json.loads(plain.stdout)["steps"]] == [3]

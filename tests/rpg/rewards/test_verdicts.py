@@ -71,7 +71,7 @@ def with_verdicts(**changes: Any) -> Score:
 
 
 FAULTS = [
-    (1.0, "1.0 is no Score"),
+    (1.0, "1.0 is not a Score"),
     (Score(math.nan, True), "value is nan; allowed: a number from -1e+06 to 1e+06"),
     (Score(math.inf, True), "value is inf; allowed"),
     (Score(1e300, True), "value is 1e+300; allowed"),
