@@ -49,7 +49,7 @@ class ReasoningGymSource(Source):
             yield SourceProblem(entry["question"], str(answer), name, fields=entry["metadata"], metadata=origin)
 
     def shared_with(self, other: Source) -> Issue | None:
-        """See Source; two sources of the same task share problems if the seeds differ by less than the size of a set."""
+        """See Source; sources of one task share problems if their seeds differ by less than the size of a set."""
         if not isinstance(other, ReasoningGymSource) or (self.task, self.config) != (other.task, other.config):
             return None
         if not -self.size < self.seed - other.seed < other.size:
