@@ -161,7 +161,7 @@ class Training(Spec):
     updates."""
 
     steps: int = Field(ge=1)
-    """Number of steps. Each trains on one batch of rollouts."""
+    """Number of steps; each trains on one batch of rollouts."""
     prompts_per_step: int = Field(ge=1)
     """Prompts sampled in a step."""
     group_size: int = Field(ge=1)

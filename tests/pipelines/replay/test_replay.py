@@ -355,7 +355,7 @@ def test_a_damaged_checkpoint_or_a_lost_base_model_gives_no_gradient(kept: Home,
     with pytest.raises(NoWeightsError, match="the checkpoint of step 2 is damaged: learner-rank00000"):
         replays_of(home, gradients=Moment.start)
     (tmp_path / "base").rename(tmp_path / "elsewhere")
-    with pytest.raises(NoWeightsError, match="the base model is not at"):
+    with pytest.raises(NoWeightsError, match="the base model is no longer at"):
         replays_of(home, gradients=Moment.start)
 
 

@@ -92,7 +92,7 @@ FAULTS = [
     (Score(1.0, True, turns=1e300), "turns is 1e+300"),
     (Score(1.0, True, terms={"a": 1.0}), "terms and weights must be numbers with the same names"),
     (Score(1.0, True, weights={"a": 1.0}), "terms and weights must be numbers with the same names"),
-    (Score(1.0, True, terms=[1.0], weights=[1.0]), "terms and weights are not numbers"),
+    (Score(1.0, True, terms=[1.0], weights=[1.0]), "terms and weights must be numbers"),
     (Score(1.0, True, terms={"a": math.nan}, weights={"a": 1.0}), "the term a is nan"),
     (Score(1.0, True, terms={"a": 1.0}, weights={"a": math.inf}), "a term's weight is inf; allowed: a finite number"),
     (Score(1.0, True, terms={"a": {}}, weights={"a": 1.0}), "the term a is {}"),
