@@ -75,7 +75,7 @@ class UpdateMetrics:
         """Sums over the passes of the current update: counts and probabilities of a mixture's experts. [2, layers,
         experts]"""
         self._routings: list[Tensor] = []
-        """The same sums for each update that was made."""
+        """Sums of this kind for each update that was made."""
         self.num_skipped = 0
         """Number of updates that were skipped."""
 
