@@ -58,7 +58,7 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
         )
     if rollout.kv_cache == "fp8" and experiment.resources.device == "cpu":
         yield Issue(
-            "a cache of eight bits needs a GPU",
+            "an 8-bit cache needs a GPU",
             ("rollout", "kv_cache"),
             given="fp8 with resources.device cpu",
             hint="leave kv_cache out",
