@@ -139,7 +139,7 @@ def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:
     training, teacher = experiment.training, experiment.reference.teacher
     data, model = experiment.data.model_dump_json(), experiment.model.model_dump_json()
     routing = training.router_aux_loss_coef, experiment.rollout.replay_routing
-    asked = (training.lora, training.sequence_parallel_size, *routing)
+    asked = (training.lora, training.sequence_parallel_size, *routing, _entropy_target(experiment))
     return model, data, *asked, teacher and teacher.model_dump_json()
 
 
@@ -236,8 +236,16 @@ def _asks_of_model(run: RunPlan) -> bool:
     model need not meet."""
     training = run.experiment.training
     routing = training.router_aux_loss_coef is not None or run.experiment.rollout.replay_routing
-    asked = training.lora or routing or run.experiment.reference.teacher
+    asked = training.lora or routing or run.experiment.reference.teacher or _entropy_target(run.experiment)
     return not _is_made(run) or bool(asked) or training.sequence_parallel_size > 1
+
+
+def _entropy_target(experiment: Experiment) -> float:
+    """Returns the target of a closed loop on the entropy, which the model's vocabulary bounds; 0 without one."""
+    from specs.schema.schedule import ClosedLoop
+
+    loop = experiment.training.entropy_coef
+    return loop.target if isinstance(loop, ClosedLoop) else 0.0
 
 
 def _is_made(run: RunPlan) -> bool:

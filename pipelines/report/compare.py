@@ -17,6 +17,7 @@ from pipelines.report.answer import (
     outcomes_of,
 )
 from pipelines.report.answer.costs import costs_of
+from pipelines.report.answer.equal_drift import gains_at_equal_drift
 from pipelines.report.answer.whole import incomplete
 from pipelines.report.diagnosis import DIAGNOSED, findings_over, not_scored, nothing_to_learn
 from pipelines.report.endings import FinalMetric, LiteratureComparison, compare_with_literature, final_metrics, notes_of
@@ -42,6 +43,8 @@ class RunComparison:
     """pass@k and maj@k on the evaluation sets."""
     costs: tuple[Answer, ...]
     """Conclusions on drift, and on each set that is scored by likelihood."""
+    equal_drift: tuple[Answer, ...]
+    """Conclusions on accuracy where all runs are equally far from the policy before training, by evaluation set."""
     literature: tuple[LiteratureComparison, ...]
     """Accuracies beside published figures."""
     measures: tuple[FinalMetric, ...]
@@ -63,16 +66,15 @@ class RunComparison:
             for group in self.groups
         ]
         return {
+            "key": self.groups[0].key,
             "groups": groups,
             "spec": self.spec,
             "answer": headline(self.answers),
             "verdicts": [answer.to_json() for answer in self.answers],
             "accuracy": [asdict(outcome) for outcome in self.outcomes],
             "measures": [asdict(outcome) for outcome in self.other_measures],
-            "costs": [
-                {"measure": cost.measure, **cost.to_json(), "outcomes": [asdict(outcome) for outcome in cost.outcomes]}
-                for cost in self.costs
-            ],
+            "costs": _with_outcomes(self.costs),
+            "equal_drift": _with_outcomes(self.equal_drift),
             "literature": [asdict(figure) for figure in self.literature],
             "metrics": [asdict(measure) for measure in self.measures],
             "notes": list(self.notes),
@@ -86,13 +88,16 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
     Raises:
         RpgError: a name matches nothing, or several runs.
     """
-    groups = _distinct([group for name in names for group in evidence.find_groups(home, name)])
+    groups = evidence.distinct(home, [(name, evidence.find_groups(home, name)) for name in names])
     run_ids = [run.run_id for group in groups for run in group.runs]
     confidence = confidence_of(groups)
     with Store.open(home.root) as store:
-        found = answers_of(home, store, groups, [name for name in names if is_experiment(home, name)])
+        evaluated, graded = evidence.accuracies(store, run_ids), evidence.graded(store, run_ids)
+        experiments = [name for name in names if is_experiment(home, name)]
+        found = answers_of(home, store, groups, experiments, evaluated, graded)
         others = answers_of_other_measures(store, groups, found, confidence=confidence)
         costs = costs_of(store, groups, confidence=confidence)
+        equal_drift = gains_at_equal_drift(store, groups, evaluated, costs, confidence=confidence, graded=graded)
         literature = compare_with_literature(home, store, groups)
         curves = evidence.metric_curves(store, run_ids, DIAGNOSED)
         failed = not_scored(store, groups)
@@ -113,11 +118,20 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
         outcomes=tuple(outcomes_of(found)),
         other_measures=tuple(outcomes_of(others)),
         costs=tuple(costs),
+        equal_drift=tuple(equal_drift),
         literature=tuple(literature),
         measures=tuple(metrics),
         notes=tuple(note for note in notes if note),
         diagnosis=tuple(findings_over([run for group in groups for run in group.runs], curves, silent)),
     )
+
+
+def _with_outcomes(found: Sequence[Answer]) -> list[dict[str, Any]]:
+    """Returns answers with their measures and outcomes as plain data."""
+    return [
+        {"measure": each.measure, **each.to_json(), "outcomes": [asdict(outcome) for outcome in each.outcomes]}
+        for each in found
+    ]
 
 
 def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -154,23 +168,3 @@ def _measures(path: str) -> bool:
 
 
 _OF_TRAINING = ("data.train", "data.overlap", "evaluation.checkpoints", "evaluation.every_steps")
-
-
-def _distinct(groups: Sequence[Group]) -> list[Group]:
-    """Returns the groups with distinct labels, which name the experiment, the differing values or, if nothing differs,
-    the run."""
-    labels = [group.label for group in groups]
-    if _apart(groups):
-        named = [f"{group.runs[0].experiment}: {group.label}" for group in groups]
-    else:
-        values = evidence.differing({group.run_ids[0]: group.runs[0].settings for group in groups})
-        named = [f"{group.label} ({values.get(group.run_ids[0]) or group.run_ids[0]})" for group in groups]
-        named = named if len(set(named)) == len(named) else [group.run_ids[0] for group in groups]
-    return [
-        group if labels.count(group.label) == 1 else Group(label, group.runs)
-        for group, label in zip(groups, named, strict=True)
-    ]
-
-
-def _apart(groups: Sequence[Group]) -> bool:
-    return len({(group.runs[0].experiment, group.label) for group in groups}) == len(groups)

@@ -25,6 +25,7 @@ from pipelines.report.answer import (
     outcomes_of,
 )
 from pipelines.report.answer.costs import costs_of, frontier_charts
+from pipelines.report.answer.equal_drift import gains_at_equal_drift
 from pipelines.report.answer.whole import whole_answer
 from pipelines.report.charts import Chart
 from pipelines.report.curves import accuracy_curves, learning_curves, most_points
@@ -85,6 +86,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         results = outcomes_of(found)
         others = answers_of_other_measures(store, groups, found, confidence=confidence) if len(runs) > 1 else []
         costs = costs_of(store, groups, confidence=confidence, metrics={each["metric"] for each in measures})
+        equal_drift = gains_at_equal_drift(store, groups, evaluated, costs, confidence=confidence, graded=graded)
         curves = evidence.metric_curves(store, run_ids, DIAGNOSED)
         drawn = drawn_groups(groups, results)
         marks = step_marks(store, drawn, curves)
@@ -124,11 +126,14 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         outcomes=[result for result in results if result.label in {group.label for group in colored}],
         all_outcomes=Listed.of(results, 200) if len(colored) < len(groups) else None,
         costs=costs,
+        equal_drift=equal_drift,
         frontiers=frontier_charts(found, costs, drawn),
         literature=literature,
         chosen=CHOSEN,
         literature_notes=notes_of(literature),
         many=len(groups) > 1,
+        first=groups[0].label,
+        cell=groups[0].key or ("cell" if any(run.trains for run in runs) else "model"),
         other_measures=Listed.of(outcomes_of(others), 100),
         measures=Listed.of(measures, 200),
         endings=_endings(final_metrics(colored, curves, confidence=confidence)) if len(groups) > 1 else {},
@@ -136,6 +141,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         least_seeds=LEAST_SEEDS,
         charts=[chart.over(marks.layers()) for chart in (*on_the_way, *charts)],
         flat=list(flat),
+        colors={each.group.label: each.color for each in drawn},
         legend=[(each.group.label, each.color) for each in drawn if not each.pale],
         num_pale=len(groups) - len(colored),
         legend_notes=[
@@ -375,6 +381,7 @@ def answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> li
     shown."""
     charts = []
     shown = {each.group.label: each.color for each in drawn if not each.pale}
+    key = drawn[0].group.key if len(drawn) > 1 else ""
     for dataset, measure in dict.fromkeys((result.dataset, result.measure) for result in results):
         rows = []
         for result in results:
@@ -384,7 +391,7 @@ def answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> li
                 if result.before is not None:
                     marks.insert(0, Mark("before", result.before, color, hollow=True))
                 rows.append((result.label, marks))
-        title = f"{measure.capitalize()} on {dataset}"
+        title = f"{measure.capitalize()} on {dataset}" + (f", by {key}" if key else "")
         charts.append(interval_chart(rows, title=title, name=f"{measure}/{dataset}", share=measure != SCORE))
     return [chart for chart in charts if chart]
 
@@ -405,4 +412,4 @@ def _measures(store: Store, runs: Sequence[Run]) -> list[dict[str, Any]]:
         "WHERE list_contains(?, run_id) ORDER BY dataset, run_id, step, metric",
         [list(names)],
     )
-    return [dict(zip(result.columns, row, strict=True)) | {"run": names[row[0]]} for row in result.rows]
+    return [row | {"run": names[row["run_id"]]} for row in result.table.to_pylist()]

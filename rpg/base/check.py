@@ -1,9 +1,13 @@
 """Checks a model's config for features that a sampler or a rank would refuse."""
 
+import math
+
 from rpg import pretrained
 from rpg.base.stage import NamedModel
 from specs.errors import Issue, SpecError
 from specs.schema.experiment import Experiment
+from specs.schema.schedule import ClosedLoop
+from specs.schema.training import Training
 
 
 def check_model(experiment: Experiment, model: NamedModel) -> None:
@@ -11,7 +15,7 @@ def check_model(experiment: Experiment, model: NamedModel) -> None:
 
     The sampler refuses layers that it cannot hold. Training refuses scaled logits, experts whose load cannot be
     balanced or whose choice cannot be replayed, heads that cannot be divided among ranks, and missing modules for
-    adapters.
+    adapters; and a target that no entropy reaches.
 
     A model that is not on this machine, or whose config builds no model, is skipped.
     """
@@ -37,6 +41,7 @@ def check_model(experiment: Experiment, model: NamedModel) -> None:
     if not experiment.trains:
         return
     check_logits(config)
+    _check_entropy(training, pretrained.embedding_size(config))
     is_balanced, targets = balancing_weight(training, config), training.lora and training.lora.target_modules
     empty = pretrained.model_without_weights(config) if is_balanced or targets else None
     if is_balanced and empty is not None:
@@ -50,3 +55,16 @@ def check_model(experiment: Experiment, model: NamedModel) -> None:
         )
     if training.lora and targets and empty is not None:
         check_targets(empty, training.lora)
+
+
+def _check_entropy(training: Training, num_tokens: int) -> None:
+    """Raises SpecError if the entropy of this many tokens cannot reach the target of entropy_coef."""
+    loop = training.entropy_coef
+    if isinstance(loop, ClosedLoop) and num_tokens and loop.target >= math.log(num_tokens):
+        issue = Issue(
+            f"the entropy over the model's {num_tokens} tokens is at most {math.log(num_tokens):.4g} nats",
+            ("training", "entropy_coef", "target"),
+            given=f"{loop.target:g}",
+            allowed=f"a number in (0, {math.log(num_tokens):.4g})",
+        )
+        raise SpecError(issue)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _LONGEST = 64 << 20
 """Largest number of characters of a document. The documents of the largest runs have a few million."""
+_MOST_VALUES = 1_000_000
+"""Largest number of values of a document. A document with more is refused before it is parsed, because a value of a few
+bytes takes hundreds in memory."""
 _SHOWN = 60
 """Largest number of characters of a text that a problem quotes. A longer text is not quoted."""
 _NUMBER = re.compile(r"[0-9]{1,9}\.json")
@@ -45,6 +48,8 @@ def read_checked(path: Path) -> tuple[dict[str, Any], list[str]]:
     """
     try:
         text = _text(path)
+        if sum(map(text.count, ",[{")) > _MOST_VALUES:  # an upper bound: texts have such signs too
+            return {}, [f"more than {_MOST_VALUES} values"]
         value = json.loads(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()  # half a character, as "\ud800", cannot be stored

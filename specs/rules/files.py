@@ -72,6 +72,8 @@ def _model(model: PretrainedModel | ScratchModel, where: Path) -> Iterator[Issue
 
 def _sibling(path: str) -> str:
     folder, name = os.path.split(path)
+    if os.path.isfile(path):
+        return f"write its directory: {folder}"
     try:
         return nearest(name, os.listdir(folder), cutoff=0.8)
     except (OSError, ValueError):

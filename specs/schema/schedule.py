@@ -11,7 +11,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Annotated, Any, Literal, Self, TypeVar, assert_never, get_args
 
-from pydantic import Field, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic import Field, GetCoreSchemaHandler, ValidationError, ValidatorFunctionWrapHandler, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
@@ -201,6 +201,12 @@ class Schedulable:
             is_loop = isinstance(value, ClosedLoop) or (isinstance(value, dict) and {"target", "of"} & value.keys())
             return "target" if is_loop else "schedule"
 
+        def with_metrics(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+            try:
+                return handler(value)
+            except ValidationError as error:
+                raise _with_allowed(error, "of", ", ".join(self.of)) from None
+
         def checked(section: type[Spec], check: Any) -> CoreSchema:
             return core_schema.no_info_after_validator_function(check, handler.generate_schema(section))
 
@@ -209,7 +215,8 @@ class Schedulable:
             "schedule": checked(ValueSchedule, check),
         }
         if self.of:
-            forms["target"] = checked(ClosedLoop, check_loop)
+            loop = checked(ClosedLoop, check_loop)
+            forms["target"] = core_schema.no_info_wrap_validator_function(with_metrics, loop)
             return core_schema.tagged_union_schema(forms, form)
 
         def refuse_loop(value: Any) -> Any:
@@ -247,6 +254,18 @@ def _checked(section: Checked, issues: Mapping[Path, Issue | None]) -> Checked:
     if errors:
         raise ValidationError.from_exception_data(type(section).__name__, errors)
     return section
+
+
+def _with_allowed(error: ValidationError, key: str, allowed: str) -> ValidationError:
+    """Returns the error with these allowed values if the key is missing."""
+    missing = IssueError(Issue("missing", allowed=allowed))
+    details = [
+        InitErrorDetails(type="value_error", loc=(key,), input=each["input"], ctx={"error": missing})
+        if (each["type"], each["loc"]) == ("missing", (key,))
+        else InitErrorDetails(type=each["type"], loc=each["loc"], input=each["input"], ctx=each.get("ctx", {}))
+        for each in error.errors(include_url=False)
+    ]
+    return ValidationError.from_exception_data(error.title, details)
 
 
 def value_at(value: float | ValueSchedule, step: int) -> float:

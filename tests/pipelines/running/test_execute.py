@@ -103,6 +103,8 @@ def test_a_deep_validation_looks_at_a_model_that_is_made_and_at_what_training_as
     assert "torch" in first.err.split(), "a plan's look is at no model, since it is made"
     for verb, override, said in (
         (("validate", "--deep"), "training.lora={target_modules: [c_attn]}", "c_attn"),
+        (("validate", "--deep"), "training.entropy_coef={target: 20, of: entropy}", "tokens is at most"),
+        (("plan",), "training.entropy_coef={target: 20, of: entropy}", "tokens is at most"),
         (("plan",), "matrix={product: {rollout.replay_routing: [false, true]}}", "no experts whose choice"),
     ):
         wrong = lab.rpg(*verb, str(lab.spec), overrides=(override,))

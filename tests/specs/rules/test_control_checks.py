@@ -30,6 +30,10 @@ def test_each_key_that_takes_a_loop_is_accepted_and_settled() -> None:
     [
         (LOOP, "{target: 0.02, of: entropy}", "objective.kl_coef.of: the key does not change this metric\n"),
         (LOOP, "{target: 0.02, of: kl/revers}", "hint: did you mean `kl/reverse`?"),
+        (LOOP, "{target: 0.02}", "objective.kl_coef.of: missing\n"),
+        (LOOP, "{target: 0.02}", "  allowed: kl/reverse, kl/forward, drift/reverse, drift/forward\n"),
+        ("low: 0.2", "low: {target: 0.1}", "  allowed: clip_fraction/low\n"),
+        (LOOP, "{target: 0.02, off: kl/reverse}", "objective.kl_coef.off: unknown field\n"),
         (LOOP, "{target: 0, of: kl/reverse}", "objective.kl_coef.target: must be greater than 0\n"),
         (LOOP, "{target: 1, of: kl/reverse, start: 2, most: 1}", "objective.kl_coef.start: start is above most\n"),
         (LOOP, "{target: 1, of: drift/reverse}", "objective.kl_coef.of: drift/reverse is measured at evaluations"),
@@ -48,6 +52,12 @@ def test_each_key_that_takes_a_loop_is_accepted_and_settled() -> None:
 def test_a_loop_that_cannot_close_is_refused(old: str, new: str, said: str) -> None:
     assert FOLLOWING.count(old) == 1
     assert said in message(FOLLOWING.replace(old, new))
+
+
+def test_a_misspelt_metric_of_a_loop_is_one_mistake() -> None:
+    said = message(FOLLOWING.replace("of: kl/reverse", "off: kl/reverse"))
+    assert "hint: did you mean `of`?" in said
+    assert "missing" not in said
 
 
 def test_a_clip_that_never_acts_cannot_be_led() -> None:

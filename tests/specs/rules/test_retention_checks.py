@@ -48,6 +48,14 @@ def test_they_are_evaluation_sets_and_no_reward_scores_them():
             ALL.replace("path: prose.txt", "path: prosa.txt"),
             "spec.yaml:11: data.evaluation.2.path: no such file\n",
         ),
+        (
+            ALL.replace("{name: quiz, source: multiple_choice,", "{name: quiz, source: lm_eval, task: quiz,"),
+            "data.evaluation.1.path: is not a directory\n",
+        ),
+        (
+            ALL.replace("{name: quiz, source: multiple_choice,", "{name: quiz, source: lm_eval, task: quiz,"),
+            "hint: write its directory: ",
+        ),
         (ALL.replace("path: quiz.jsonl", "path: quiz.jsonl, per: word"), "allowed: byte, token, choice\n"),
     ],
 )
