@@ -365,8 +365,8 @@ class _Planner:
 
     def _predecessor(self, run: _RunIdentity) -> dict[str, Any] | None:
         """Returns the last plan of the run that this one replaces: the same run, else a run of the same cell (with the
-        same seed if possible), else a run with the same seed, else any run. Of several, the one with the fewest
-        differences."""
+        same seed if possible), else a run with the same seed, else any run. If there are several, the one with
+        the fewest differences."""
         values, seed = run.cell.values, run.cell.seed
         for is_like in (
             lambda record: record["run_id"] == run.run_id,
