@@ -434,7 +434,7 @@ def _asked(experiment: Experiment) -> str:
 
 
 def _experts(shape: ModelShape) -> str:
-    """Returns, for a mixture of experts, the number of experts a token and the router's size."""
+    """Returns, for a mixture of experts, the number of experts per token and the router's size."""
     if not shape.expert_parameters:
         return ""
     parts = f"experts {_count(shape.expert_parameters)}, router {_count(shape.router_parameters)}"
