@@ -3,7 +3,7 @@
 Planning reads. It writes only notes of digests that it had to compute (specs/machine/manifests.py).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -368,16 +368,17 @@ class _Planner:
         same seed if possible), else a run with the same seed, else any run. If there are several, the one with
         the fewest differences."""
         values, seed = run.cell.values, run.cell.seed
-        for is_like in (
+        likenesses: tuple[Callable[[dict[str, Any]], bool], ...] = (
             lambda record: record["run_id"] == run.run_id,
             lambda record: record["values"] == values and record["seed"] == seed,
             lambda record: record["values"] == values,
             lambda record: record["seed"] == seed,
             lambda _record: True,
-        ):
-            alike: list[dict[str, Any]] = [record for record in self._earlier_plans if is_like(record)]
-            if alike:
-                return min(reversed(alike), key=lambda record: _num_differences(record, run))
+        )
+        for is_like in likenesses:
+            if alike := [record for record in self._earlier_plans if is_like(record)]:
+                nearest: dict[str, Any] = min(reversed(alike), key=lambda record: _num_differences(record, run))
+                return nearest
         return None
 
     def _changes(self, name: str, stage: _StageIdentity, unfinished: list[str], run: _RunIdentity) -> str:
