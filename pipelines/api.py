@@ -3,7 +3,7 @@
 Everything goes through the same stages and cache as the command line, under RPG_HOME.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -54,6 +54,11 @@ def load(
         SpecError: every error, each with its file and line, or, in a mapping, with the path of its key.
     """
     return Job(jobs.load(spec, set or {}, Home.from_environment(), rewards), kind_of(spec))
+
+
+def _nearest_series(name: str, known: Collection[str]) -> str:
+    """Returns a hint at the metric that a name means, the mean first; empty if none is close."""
+    return f"did you mean `{name}/mean`?" if f"{name}/mean" in known else nearest(name, known)
 
 
 class _Told:
@@ -230,8 +235,8 @@ class Submissions(list[tuple[str, str]]):
         return f"<ul>{rows}</ul>"
 
 
-@dataclass(frozen=True, slots=True)
-class JobRun:
+@dataclass(frozen=True)
+class JobRun(_Told):
     """The record of one run of a job."""
 
     run_id: str
@@ -316,7 +321,7 @@ class Outcome(_Told):
             frame = store.query(query, [list(runs)]).df()
         recorded = list(frame["name"].unique())
         if unknown := [name for name in names if name not in recorded]:
-            hint = nearest(unknown[0], recorded)
+            hint = _nearest_series(unknown[0], recorded)
             raise RpgError(
                 f"no metric {unknown[0]!r} is recorded; there are: {', '.join(recorded)}{hint and f'; {hint}'}"
             )
@@ -343,7 +348,9 @@ class Outcome(_Told):
     def figure(self, name: str) -> "Chart":
         """Returns one figure by its name: `reward/mean`, `accuracy/held_out`; see `figures`."""
         if name not in self.figures:
-            raise RpgError(f"there is no figure {name!r}; there are: {', '.join(self.figures)}")
+            hint = _nearest_series(name, self.figures)
+            there = f"there are: {', '.join(self.figures)}"
+            raise RpgError(f"there is no figure {name!r}; {there}{hint and f'; {hint}'}")
         return self.figures[name]
 
     @cached_property
@@ -385,7 +392,7 @@ class Outcome(_Told):
         for group in experiment_groups(self.home, self._version):
             if runs := tuple(run for run in group.runs if run.run_id in self.run_ids):
                 label = self.name if group.label == self._version else group.label
-                groups.append(Group(label, runs))
+                groups.append(Group(label, runs, group.key))
         return groups
 
     @cached_property

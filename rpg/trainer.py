@@ -327,7 +327,7 @@ class Trainer:
             changes = self.describes_sampler and self.training.lora is None
             copies = changes or self.training.zero_stage == 3  # there the head is whole only within a pass
             ledger.reference = ReferenceTable(len(ledger.columns["logprobs"]), copies_head=copies)
-        logprobs, rows = passes.described(batch, objective.top_k)
+        logprobs, rows = passes.described(batch, objective.top_k, self.components.learner.passes.vocabulary)
         ledger.reference.write(batch, rows)
         return logprobs
 

@@ -61,12 +61,12 @@ class TooLargeError(ValueError):
     """Error: the file is larger than its reader allows."""
 
 
-def read_within(path: str, most: int = MAX_BYTES) -> bytes:
+def read_within(path: str) -> bytes:
     """Returns the content of a plain file.
 
     Raises:
         NotPlainError: the file is a pipe or a device, which may have no end.
-        TooLargeError: it is larger than `most` bytes.
+        TooLargeError: it is larger than MAX_BYTES.
         OSError: it cannot be read for another reason.
         ValueError: no file can have that name.
     """
@@ -74,9 +74,9 @@ def read_within(path: str, most: int = MAX_BYTES) -> bytes:
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise NotPlainError(errno.EINVAL, "a pipe" if stat.S_ISFIFO(mode) else "a device, not a file", path)
     with open(path, "rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise TooLargeError(f"larger than {most} bytes")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise TooLargeError(f"larger than {MAX_BYTES} bytes")
     return data
 
 

@@ -443,6 +443,7 @@ WITHOUT_TORCH = {
         "pipelines.prefect.flows.parallel",
     ),
     *("pipelines.prefect.flows.workers.process_worker", "pipelines.sinks.__main__", "pipelines.web.__main__"),
+    "pipelines.web.on_demand",
     *("pipelines.launchers.slurm.head", "pipelines.launchers.slurm.job"),
     *("pipelines.launchers.slurm.node", "pipelines.launchers.ray.node", "pipelines.launchers.ray.examination"),
     *(

@@ -60,7 +60,6 @@ def test_equations_are_drawn_and_words_are_found_without_a_network(served: str, 
     browser_page.on("request", lambda request: asked.append(request.url))
     browser_page.goto(f"{served}/objectives.html")
     equation = browser_page.locator("math").first.bounding_box()
-    assert equation is not None
     assert equation["height"] > 20, "a fraction is higher than a line of text"
     browser_page.get_by_placeholder("Search").first.press_sequentially("fingerprint")  # the page listens to keys
     browser_page.locator(".md-search-result__item").first.wait_for(timeout=120_000)

@@ -149,10 +149,9 @@ def own_spec(
     prompt = _column("prompt", _PROMPTS, columns, data, prompt)
     answer = _column("answer", _ANSWERS, columns, data, answer)
     if unknown := arguments.missing(columns):
-        allowed = ", ".join(columns)
-        raise SpecError(
-            Issue("--reward: no column provides this parameter of the function", (), unknown[0], allowed, "", str(data))
-        )
+        allowed, hint = ", ".join(columns), "name it like its column; the gold answer is also `answer`"
+        message = "--reward: no column provides this parameter of the function"
+        raise SpecError(Issue(message, (), unknown[0], allowed, hint, str(data)))
     keep = [name for name in arguments.named if name in columns and name not in arguments.given]
     others = [name for name in columns if name not in (prompt, answer, *keep)]
     if not os.path.isdir(model) and (model.startswith((".", "/", "~")) or model.count("/") > 1):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.home.home import Home
 from pipelines.home.runs import read_state
+from pipelines.home.starting import starting
 from specs.errors import RpgError
 
 if TYPE_CHECKING:
@@ -74,6 +75,21 @@ def reading(profile: str) -> Iterator[Reading]:
         yield Reading(record.home, record)
     finally:
         record.close()
+
+
+def wait_for_start(reading: Reading, names: Collection[str]) -> None:
+    """Waits until no command here is starting an experiment of these names: its runs are not recorded before."""
+    told = set[str]()
+    while reading.record is None and (awaited := [name for name in starting(reading.home) if name in names]):
+        for name in awaited if not told else ():
+            print(is_starting(name), file=sys.stderr)
+        told.update(awaited)
+        time.sleep(_LOCAL_SECONDS)
+
+
+def is_starting(name: str) -> str:
+    """Returns the words for an experiment or a study that is starting."""
+    return f"{name} is starting: its data and its model are being checked"
 
 
 def open_server(profile: str) -> "ServerRecord":

@@ -75,10 +75,8 @@ class Home:
         """Raises RpgError if the disk has less room than a run's own files need, not counting the model."""
         free = self.free_bytes
         if free < LEAST_FREE:
-            message = (
-                f"no space: {free >> 20} MiB are free for {self.root}, and a run needs {LEAST_FREE >> 20} at least"
-            )
-            raise RpgError(f"{message}\n  hint: `rpg gc` frees what nothing needs; or set RPG_HOME to another disk")
+            found = f"{free / 2**20:.0f} MiB are free for {self.root}, and a run needs {LEAST_FREE >> 20} at least"
+            raise RpgError(f"no space: {found}\n  hint: `rpg gc` frees what nothing needs; or set RPG_HOME to another disk")
 
     @property
     def free_bytes(self) -> int:

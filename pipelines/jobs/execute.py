@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pipelines.home.home import Home
     from pipelines.planning.plan import Plan, RunPlan
@@ -33,6 +34,7 @@ def run_here(
     """
     import sys
 
+    from pipelines.home.starting import announced
     from pipelines.jobs.preflight import refuse_what_a_stage_would
     from pipelines.prefect.flows.experiment import execute_plan, is_all_done, recall
     from pipelines.prefect.server.api import Api, running_services
@@ -42,16 +44,17 @@ def run_here(
 
     for orphan in reap(home):
         print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
-    plan, ask = _planned(document, home, quiet=quiet), asking_once()
-    if not only:
-        refuse_what_a_stage_would(document, plan.runs, home, quiet=quiet, ask=ask)
-    home.create()
-    if running_services(home) is None and is_all_done(plan, home):  # no dashboard shows the repeated request
-        shown = Silent() if quiet else ConsoleProgress()
-        return execute_plan(plan, home, lambda runs: recall(runs, shown), only=only)
-    with Api(home, forks=own_process) as api, api.connected():
-        at_once = min(len(plan.runs), runs_at_once(plan.runs, ask) if parallel == "auto" else int(parallel))
-        return _run_plan(plan, home, only, at_once, api.url, quiet=quiet)
+    with announced(home, document.experiment.name) as recorded:
+        plan, ask = _planned(document, home, quiet=quiet), asking_once()
+        if not only:
+            refuse_what_a_stage_would(document, plan.runs, home, quiet=quiet, ask=ask)
+        home.create()
+        if running_services(home) is None and is_all_done(plan, home):  # no dashboard shows the repeated request
+            shown = Silent() if quiet else ConsoleProgress()
+            return execute_plan(plan, home, lambda runs: recall(runs, shown), only=only)
+        with Api(home, forks=own_process) as api, api.connected():
+            at_once = min(len(plan.runs), runs_at_once(plan.runs, ask) if parallel == "auto" else int(parallel))
+            return _run_plan(plan, home, only, at_once, api.url, recorded, quiet=quiet)
 
 
 def run_study_here(
@@ -68,6 +71,7 @@ def run_study_here(
     """
     import sys
 
+    from pipelines.home.starting import announced
     from pipelines.jobs.preflight import refuse_what_a_stage_would
     from pipelines.planning.plan import make_plan
     from pipelines.prefect.server.api import Api
@@ -76,29 +80,38 @@ def run_study_here(
     from specs.machine.files import now
 
     began = now()
-    refuse_what_a_stage_would(document.experiment, make_plan(document.experiment, home).runs, home, quiet=quiet)
-    home.create()
-    for orphan in reap(home):
-        print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
-    if not quiet:
-        print(f"live: {_live_page(home, document.study.name)}", file=sys.stderr)
-    progress, others = Silent() if quiet else ConsoleProgress(), (parallel or document.study.parallel) - 1
-    with Api(home, forks=own_process) as api:
-        # Imported after the fork, which would lack DuckDB's thread; the report needs it at the end, when files may have
-        # changed.
-        import pipelines.studies.answers.report  # noqa: F401
-        from pipelines.studies.workers import StudyStop, more_workers, work
+    with announced(home, document.study.name) as recorded:
+        refuse_what_a_stage_would(document.experiment, make_plan(document.experiment, home).runs, home, quiet=quiet)
+        home.create()
+        for orphan in reap(home):
+            print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
+        progress, others = Silent() if quiet else ConsoleProgress(), (parallel or document.study.parallel) - 1
+        with Api(home, forks=own_process) as api:
+            # Imported after the fork, which would lack DuckDB's thread; the report needs it at the end, when files may
+            # have changed.
+            import pipelines.studies.answers.report  # noqa: F401
+            from pipelines.studies.workers import StudyStop, more_workers, work
 
-        stop = StudyStop(home, document.study.name, began)
-        with api.connected(), more_workers(document, home, api.url, others):
-            return work(document, home, stop, say=progress.note, progress=progress)
+            stop = StudyStop(home, document.study.name, began)
+            live = _shows_live_page(home, document.study.name, quiet=quiet)
+            with live as show, api.connected(), more_workers(document, home, api.url, others):
+                recorded()
+                show()
+                return work(document, home, stop, say=progress.note, progress=progress)
 
 
-def _live_page(home: Home, name: str) -> str:
-    """Returns the link of the live page, or the command that serves it if no server of the home does."""
-    from pipelines.web.serve import served_live
+@contextmanager
+def _shows_live_page(home: Home, name: str, *, quiet: bool) -> Iterator[Callable[[], None]]:
+    """Yields a function that prints what leads to the live page, until the block ends; nothing if `quiet`."""
+    import sys
 
-    return served_live(home, [name]) or f"rpg watch --web {name}"
+    from pipelines.web.serve import live_link
+
+    if quiet:
+        yield lambda: None
+        return
+    with live_link(home, name) as link:
+        yield lambda: print(f"live: {link}", file=sys.stderr)
 
 
 def _planned(document: Document, home: Home, *, quiet: bool) -> Plan:
@@ -113,8 +126,10 @@ def _planned(document: Document, home: Home, *, quiet: bool) -> Plan:
     return make_plan(document, home)
 
 
-def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str, *, quiet: bool) -> tuple[RunOutcome, ...]:
-    import sys
+def _run_plan(
+    plan: Plan, home: Home, only: str, at_once: int, api_url: str, recorded: Callable[[], None], *, quiet: bool
+) -> tuple[RunOutcome, ...]:
+    """Executes a plan with progress. Calls `recorded` once its runs are recorded."""
     from contextlib import nullcontext
 
     from pipelines.prefect.flows.experiment import execute_in_turn, execute_plan
@@ -126,8 +141,8 @@ def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str, *, 
 
     def announce() -> None:
         # After the experiment is recorded: the command finds nothing before.
-        if not quiet:
-            print(f"live: {_live_page(home, document.experiment.name)}", file=sys.stderr)
+        recorded()
+        show()
 
     def in_turn(runs: Sequence[RunPlan]) -> Outcomes:
         announce()
@@ -143,8 +158,9 @@ def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str, *, 
         announce()
         return execute_in_parallel(document, runs, home, api_url, at_once, progress)
 
-    if at_once == 1:
-        return execute_plan(plan, home, in_turn, only=only)
-    shown = nullcontext(Silent()) if quiet else ParallelProgress(TimeLeft(plan.runs, at_once))
-    with shown as progress:
-        return execute_plan(plan, home, in_parallel)
+    with _shows_live_page(home, document.experiment.name, quiet=quiet) as show:
+        if at_once == 1:
+            return execute_plan(plan, home, in_turn, only=only)
+        shown = nullcontext(Silent()) if quiet else ParallelProgress(TimeLeft(plan.runs, at_once))
+        with shown as progress:
+            return execute_plan(plan, home, in_parallel)

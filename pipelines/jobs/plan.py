@@ -109,6 +109,7 @@ def findings(document: Document | StudyDocument, made: Plan, home: Home) -> tupl
         of_runs.update(
             Issue(fault, ("resources", "device"), hint="see docs/clusters.md: faults of GPUs") for fault in gpu_faults()
         )
+    of_runs.update(never_examined(to_train, home))
     warnings = [*document.warnings, *(experiment.locate(warning) for warning in of_runs)]
     to_do = unfinished(made.runs)
     errors, absent, odd = examined(experiment, to_do, forked=has_forked())
@@ -116,6 +117,25 @@ def findings(document: Document | StudyDocument, made: Plan, home: Home) -> tupl
         errors, absent = [*errors, *absent], []
     warnings = [*warnings, *missing_for(experiment, to_do), *absent, *odd]
     return in_file_order([*errors, *unscorable(experiment, to_do)]), warnings
+
+
+def never_examined(to_train: list[Experiment], home: Home) -> Iterator[Issue]:
+    """Yields a warning for each kind of launcher whose GPUs `rpg doctor --gpu` has never checked."""
+    import shutil
+    import socket
+
+    from pipelines.home.examined import is_examined
+    from specs.errors import Issue
+
+    on_gpus = {each.launcher.type for each in to_train if each.resources.device != "cpu"}
+    if "local" in on_gpus and shutil.which("nvidia-smi") and not is_examined(home, "local", socket.gethostname()):
+        hint = "`rpg doctor --gpu` tries them in some minutes: arithmetic, links, memory, vLLM"
+        yield Issue("the GPUs of this machine were never checked", ("resources", "device"), hint=hint)
+    asked_for = {each.launcher.type for each in to_train if each.resources.device == "cuda"}
+    for launcher in sorted((on_gpus & asked_for) - {"local"}):
+        if not is_examined(home, launcher):
+            hint = "`rpg doctor --gpu FILE` with this file tries them in some minutes: arithmetic, links, memory, vLLM"
+            yield Issue("GPUs of this launcher were never checked", ("launcher", "type"), hint=hint)
 
 
 def _as_data(made: Plan, means: MeanLengths | None) -> dict[str, Any]:
@@ -232,6 +252,11 @@ def _print_runs(made: Plan, *, each: bool, console: Console) -> None:
     from rich.table import Table
 
     experiment = made.document.experiment
+    if changed := _changed(made):
+        console.print(f"[bold]changed[/]  {escape(changed[0])}")
+        for each in changed[1:]:
+            console.print(f"         {each}", markup=False)
+        console.print()
     console.print(f"[bold]{experiment.name}[/]  {escape(experiment.question)}", end="\n\n")
     colours = {"RUN": "yellow", "RESUME": "cyan", "CACHED": "green"}
     if not each:
@@ -246,12 +271,23 @@ def _print_runs(made: Plan, *, each: bool, console: Console) -> None:
         for planned in run.stages:
             colour = colours[planned.action]
             table.add_row(
-                f"  {planned.stage}", f"[{colour}]{planned.action}[/]", planned.fingerprint[:8], escape(planned.reason)
+                f"  {planned.stage}", f"[{colour}]{planned.action}[/]", escape(planned.reason), planned.fingerprint[:8]
             )
         console.print(f"[bold]{run.run_id}[/]  {escape(run.name)}")
         console.print(table)
     for line in _algebra(made):
         console.print(line, markup=False)
+
+
+def _changed(made: Plan) -> list[str]:
+    """Returns what changed in the spec since the earlier runs, for the first stage of each run that it affects."""
+    found: dict[str, None] = {}
+    for run in made.runs:
+        of_stages = [planned.reason.split("; ") for planned in run.stages if planned.action == "RUN"]
+        changes = [[each for each in reasons if " -> " in each] for reasons in of_stages]
+        found.update(dict.fromkeys(next(filter(None, changes), ())))
+    shown = list(found)[:_MOST_REASONS]
+    return [*shown, *([f"and {len(found) - len(shown)} other changes"] if len(found) > len(shown) else [])]
 
 
 def _summary(made: Plan) -> Iterator[tuple[str, str, int, str]]:

@@ -15,9 +15,11 @@ from pipelines.planning import fingerprint as fp
 from pipelines.planning.beginnings import shared_steps
 from pipelines.planning.code import Code, Differences, release
 from pipelines.planning.reasons import changes, code_changes, short
+from specs.cells import cell_source
 from specs.errors import Issue, SpecError
 from specs.machine.files import read_json
 from specs.schema.experiment import Experiment
+from specs.schema.fields import says, unknown
 
 if TYPE_CHECKING:
     from specs.document import Cell
@@ -362,7 +364,8 @@ class _Planner:
 
     def _predecessor(self, run: _RunIdentity) -> dict[str, Any] | None:
         """Returns the last plan of the run that this one replaces: the same run, else one of the same cell (with the
-        same seed if possible), else one with the same seed, else any."""
+        same seed if possible), else one with the same seed, else any. Of several, the one with the fewest
+        differences."""
         values, seed = run.cell.values, run.cell.seed
         for is_like in (
             lambda record: record["run_id"] == run.run_id,
@@ -372,7 +375,7 @@ class _Planner:
             lambda _record: True,
         ):
             if alike := [record for record in self._earlier_plans if is_like(record)]:
-                return alike[-1]
+                return min(reversed(alike), key=lambda record: _num_differences(record, run))
         return None
 
     def _changes(self, name: str, stage: _StageIdentity, unfinished: list[str], run: _RunIdentity) -> str:
@@ -386,13 +389,21 @@ class _Planner:
         return found or (f"{' and '.join(unfinished)} will run" if unfinished else "not finished before")
 
     def _place(self, path: str, values: Mapping[str, Any]) -> str:
-        """Returns a field's place in the spec: ` (FILE:LINE)`, ` (--set)`, or empty for a default.
+        """Returns a field's place in the spec: ` (FILE:LINE)`, ` (--set)`, or ` (default)` if the spec leaves it out.
         `values`: the cell's."""
         parts = tuple(int(part) if part.isdigit() else part for part in path.split("."))
+        if unknown(Experiment, parts) is None and not says(cell_source(self._document.source, values), parts):
+            return " (default)"
         located = self._document.locate(Issue("", path=parts), values)
         if located.line:
             return f" ({Path(located.file).name}:{located.line})"
         return " (--set)" if located.file.startswith("--set") else ""
+
+
+def _num_differences(plan: dict[str, Any], run: _RunIdentity) -> int:
+    """Returns in how many fields a recorded plan differs from a run."""
+    stages = [(plan["stages"].get(name, {}).get("identity", {}), stage.identity) for name, stage in run.stages.items()]
+    return sum(old.get(path, ...) != new.get(path, ...) for old, new in stages for path in old.keys() | new.keys())
 
 
 def _steps(plan: dict[str, Any]) -> int:

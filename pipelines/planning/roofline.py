@@ -116,15 +116,13 @@ class StepSeconds:
     """Expected value of the metric `mfu`: share of the card's peak that the updates reach, without recomputation."""
 
 
-def step_seconds(experiment: Experiment, shape: ModelShape, *, card: Card = H100) -> StepSeconds:
+def step_seconds(experiment: Experiment, shape: ModelShape) -> StepSeconds:
     """Returns the seconds of a run's training step."""
     training = experiment.training
     length, response = longest_sequence(experiment), turn_bounds(experiment).sampled
     sequences = training.prompts_per_step * training.group_size
     tokens = sequences * length
-    seconds_of = partial(
-        token_seconds, length=length, responses=response / length, kernels=kernels_of(experiment), card=card
-    )
+    seconds_of = partial(token_seconds, length=length, responses=response / length, kernels=kernels_of(experiment))
     each = seconds_of(shape)
     recomputed = {False: 0.0, "selective": each.recompute_some}
     logprobs = 0.0
@@ -135,24 +133,24 @@ def step_seconds(experiment: Experiment, shape: ModelShape, *, card: Card = H100
     # If the policy that sampled is the reference, its distributions give the old logprobs too.
     if experiment.reference.source != "behaviour" or (summed != "sampled" and experiment.rollout.gives_old_logprobs):
         logprobs += seconds_of(teacher_shape(experiment) or shape).forward
-    compared = _compared(teacher_shape(experiment) or shape, card) * response / length if summed == "full" else 0.0
+    compared = _compared(teacher_shape(experiment) or shape) * response / length if summed == "full" else 0.0
     weights = 0 if training.lora else shape.parameters  # adapters are few
     passes = max(training.minibatches, math.ceil(tokens / training.microbatch_tokens))
-    moved = weights * (PASS_BYTES * passes + UPDATE_BYTES * training.minibatches) / (card.bandwidth * BANDWIDTH)
+    moved = weights * (PASS_BYTES * passes + UPDATE_BYTES * training.minibatches) / (H100.bandwidth * BANDWIDTH)
     recomputing = recomputed.get(training.gradient_checkpointing, each.recompute_all)
     once = tokens * (each.forward + each.backward + compared + recomputing) + moved
     flops = shape.training_flops(
         tokens, sequences * response, pairs=sequences * length**2 / 2, frozen=training.lora is not None
     )
-    return StepSeconds(tokens * logprobs, training.epochs * once, flops / (once * card.flops))
+    return StepSeconds(tokens * logprobs, training.epochs * once, flops / (once * H100.flops))
 
 
-def _compared(reference: ModelShape, card: Card) -> float:
+def _compared(reference: ModelShape) -> float:
     """Returns the seconds for each response token of comparing whole distributions in an update: the reference's
     logits, forward and again backward, and operations that traverse either policy's."""
     logits = reference.vocab_size
     product = Work(2 * logits * reference.hidden_size, _COMPARED_BYTES * logits)
-    return 2 * _seconds(product, card)
+    return 2 * _seconds(product, H100)
 
 
 def _seconds(work: Work, card: Card) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rpg.replay.step import Sum, sum_of
 from specs.errors import Issue, Position, SpecError
 from specs.loader import with_objective
 from specs.reading.yaml import parse_text
@@ -46,6 +47,11 @@ class Alternative:
         advantage = self.experiment.advantage.model_dump(mode="json")
         return f"{json.dumps({'type': self.experiment.objective.type, **objective})}, advantage {json.dumps(advantage)}"
 
+    @property
+    def sum(self) -> Sum | None:
+        """The divergence that it sums over tokens, which no record has; None if it sums none."""
+        return sum_of(self.experiment.objective)
+
     def as_json(self) -> dict[str, Any]:
         """Returns plain data."""
         return {
@@ -74,8 +80,7 @@ def alternatives(
         overrides: `objective.kl_coef=0.1`, applied to each objective.
         sweeps: `objective.clip.low=0.1,0.2,0.3`: a list of values, its brackets may be left out.
     Raises:
-        SpecError: nothing was trained, an objective or a sweep is wrong, there are more than MOST_OBJECTIVES, or a
-            divergence is summed over tokens.
+        SpecError: nothing was trained, an objective or a sweep is wrong, or there are more than MOST_OBJECTIVES.
     """
     if not spec.trains:
         raise SpecError(Issue("the run measured a model as it is: there is no training to replay"))
@@ -92,7 +97,7 @@ def alternatives(
         allowed = f"at most {MOST_OBJECTIVES}"
         raise SpecError(Issue("too many objectives", given=f"{counts} = {number}", allowed=allowed))
     found: list[Alternative] = []
-    issues = _not_recorded(spec, "the run")
+    issues: list[Issue] = []
     for objective, values in itertools.product(given, itertools.product(*swept.values())):
         cell = dict(zip(swept, values, strict=True))
         settings = _settings(cell)
@@ -101,20 +106,10 @@ def alternatives(
         except SpecError as error:
             issues += [_of_sweep(issue, settings) for issue in error.issues]
             continue
-        issues += _not_recorded(experiment, objective or "the objective")
         found.append(Alternative(objective, experiment, cell))
     if issues:
         raise SpecError(*dict.fromkeys(issues))
     return found
-
-
-def _not_recorded(experiment: Experiment, name: str) -> list[Issue]:
-    """Returns an issue if an objective reads more of the two policies than the probability of the sampled tokens."""
-    if (kl := experiment.objective.summed_over) == "sampled":
-        return []
-    message = "a divergence that is summed over tokens cannot be replayed: the record has the sampled tokens' logprobs"
-    hint = "`rpg certify` compares its bias and variance with those of kl: sampled"
-    return [Issue(message, ("objective", "kl"), f"{kl}, of {name}", "sampled", hint)]
 
 
 def _settings(values: Mapping[str, Any]) -> list[str]:

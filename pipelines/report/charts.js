@@ -46,10 +46,21 @@ function download({ spec }) {
   URL.revokeObjectURL(link.href);
 }
 
+// A title in lines that are no wider than the chart.
+function wrapped(title, width) {
+  const most = Math.max(12, Math.floor(width / 7)), lines = [""];
+  for (const word of title.split(" ")) {
+    const last = lines.length - 1;
+    if (lines[last] && lines[last].length + word.length >= most) lines.push(word); else lines[last] = `${lines[last]} ${word}`.trim();
+  }
+  return lines;
+}
+
 // Draws a chart by its description; again after a change of that.
 async function embed(chart) {
   chart.view?.finalize();
-  ({ view: chart.view } = await vegaEmbed(chart.place, chart.spec, { ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip: () => {} }));
+  const spec = { ...chart.spec, title: wrapped(chart.spec.title, chart.place.clientWidth) };
+  ({ view: chart.view } = await vegaEmbed(chart.place, spec, { ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip: () => {} }));
   for (const type of ["pointermove", "click"]) chart.view.addEventListener(type, (event, item) => follow(chart, event, item));
 }
 

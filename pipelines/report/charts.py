@@ -14,6 +14,7 @@ from functools import cache
 from gzip import compress
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, Literal
 
 import numpy as np
@@ -56,7 +57,15 @@ _LOOK: Layer = {
     "axis": _AXIS | {"labelColor": "var(--soft)", "titleColor": "var(--soft)", "gridColor": "var(--rule)"},
     "axisX": {"grid": False, "labelSeparation": 8, "tickCount": 6},
     "title": {"anchor": "start", "color": "var(--ink)", "frame": "bounds", "fontSize": 12},
-    "legend": {"labelColor": "var(--ink)", "labelLimit": 0, "offset": 4, "orient": "bottom", "title": None},
+    "legend": {
+        "labelColor": "var(--ink)",
+        "labelLimit": 0,
+        "offset": 4,
+        "orient": "bottom",
+        "title": None,
+        "titleColor": "var(--soft)",
+        "titleFontWeight": "normal",
+    },
     "text": {"color": "var(--ink)"},
     "rule": {"color": "var(--soft)"},
 }
@@ -80,6 +89,8 @@ class Chart:
     """Columns of the chart's data, by the columns of the drawn table."""
     name: str = ""
     """Its name in scripts and files: `reward/mean`, `accuracy/held_out`."""
+    key: str = ""
+    """The field of which its lines' labels are values, for the legend: `clip.high`."""
 
     def over(self, layers: Sequence[Layer]) -> "Chart":
         """Returns the chart with layers behind its own."""
@@ -116,7 +127,8 @@ class Chart:
         }
         if width:
             across, height = _SIZES[width]
-            spec |= {"width": across, "background": "white", "layer": [*self.layers, *_legend(lines, across)]}
+            spec |= {"title": wrap(self.title, across // 7), "width": across, "background": "white"}
+            spec |= {"layer": [*self.layers, *_legend(lines, across, self.key)]}
             spec |= {"height": height} if lines else {}
             spec = json.loads(re.sub(r"var\((--\w+)\)", lambda name: light_colors()[name[1]], json.dumps(spec)))
         return spec
@@ -192,11 +204,18 @@ def line(
 
 
 def line_chart(
-    lines: Sequence[Row], *, title: str, name: str = "", x_label: str = "step", holds: Sequence[float] = ()
+    lines: Sequence[Row],
+    *,
+    title: str,
+    name: str = "",
+    key: str = "",
+    x_label: str = "step",
+    holds: Sequence[float] = (),
 ) -> Chart | None:
     """Returns lines over a shared x; None if no line has a finite point.
 
     Args:
+        key: the field of which the lines' labels are values.
         holds: values that the y axis includes even if no line reaches them: those of charts with a shared scale.
     """
     lines = [line for line in lines if line["x"]]
@@ -212,6 +231,7 @@ def line_chart(
         y={"scale": {"domain": extent([*upward, *holds]), "nice": True}},
         columns={"line": "line", "x": x_label, "y": "value", "low": "low", "high": "high"},
         name=name,
+        key=key,
     )
 
 
@@ -361,7 +381,7 @@ def _drawn(lines: Sequence[Row]) -> list[Row]:
     return found
 
 
-def _legend(lines: Sequence[Row], across: float) -> list[Layer]:
+def _legend(lines: Sequence[Row], across: float, key: str) -> list[Layer]:
     """Returns a layer that draws only the legend of lines, if several have a label."""
     colors = {line["line"]: line["color"] for line in lines if line["line"]}
     if len(colors) < 2:
@@ -370,6 +390,7 @@ def _legend(lines: Sequence[Row], across: float) -> list[Layer]:
     shown = {
         "symbolType": "stroke",
         "symbolOpacity": 1,
+        "title": key or None,
         "columns": max(1, int(across / (40 + 6.5 * max(map(len, colors))))),
     }
     scale = {"domain": list(colors), "range": list(colors.values())}

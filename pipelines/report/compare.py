@@ -66,6 +66,7 @@ class RunComparison:
             for group in self.groups
         ]
         return {
+            "key": self.groups[0].key,
             "groups": groups,
             "spec": self.spec,
             "answer": headline(self.answers),
@@ -87,7 +88,7 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
     Raises:
         RpgError: a name matches nothing, or several runs.
     """
-    groups = _distinct([group for name in names for group in evidence.find_groups(home, name)])
+    groups = evidence.distinct(home, [(name, evidence.find_groups(home, name)) for name in names])
     run_ids = [run.run_id for group in groups for run in group.runs]
     confidence = confidence_of(groups)
     with Store.open(home.root) as store:
@@ -167,23 +168,3 @@ def _measures(path: str) -> bool:
 
 
 _OF_TRAINING = ("data.train", "data.overlap", "evaluation.checkpoints", "evaluation.every_steps")
-
-
-def _distinct(groups: Sequence[Group]) -> list[Group]:
-    """Returns the groups with distinct labels: by their experiments, by values that differ, or, if nothing differs,
-    by the run."""
-    labels = [group.label for group in groups]
-    if _apart(groups):
-        named = [f"{group.runs[0].experiment}: {group.label}" for group in groups]
-    else:
-        values = evidence.differing({group.run_ids[0]: group.runs[0].settings for group in groups})
-        named = [f"{group.label} ({values.get(group.run_ids[0]) or group.run_ids[0]})" for group in groups]
-        named = named if len(set(named)) == len(named) else [group.run_ids[0] for group in groups]
-    return [
-        group if labels.count(group.label) == 1 else Group(label, group.runs)
-        for group, label in zip(groups, named, strict=True)
-    ]
-
-
-def _apart(groups: Sequence[Group]) -> bool:
-    return len({(group.runs[0].experiment, group.label) for group in groups}) == len(groups)

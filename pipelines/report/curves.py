@@ -37,7 +37,7 @@ def learning_curves(
         if not values.size:
             continue
         lines = [one for each in drawn for one in _lines(each, metric, by_run, confidence, most_points(drawn))]
-        chart = line_chart(lines, title=metric.heading, name=metric.name)
+        chart = line_chart(lines, title=metric.heading, name=metric.name, key=drawn[0].group.key)
         if chart is None:
             continue
         if values.min() == values.max():
@@ -56,7 +56,7 @@ def accuracy_curves(accuracies: Sequence[Accuracy], drawn: Sequence[DrawnGroup])
         if any(len(accuracy.by_step) > 2 for accuracy in held):
             lines = [_accuracy_line(accuracy, shown[accuracy.label]) for accuracy in held]
             name, title = f"{measure}/{dataset}/steps", f"{measure.capitalize()} on {dataset}"
-            charts.append(line_chart(lines, title=title, name=name))
+            charts.append(line_chart(lines, title=title, name=name, key=drawn[0].group.key))
     return [chart for chart in charts if chart]
 
 

@@ -359,7 +359,7 @@ def _silence(groups: Sequence[Group], curves: Curves) -> str:
     rewards = [_of_group(group, curves, "reward/mean") for group in silent]
     low, high = min(rewards), max(rewards)
     reward = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
-    where = "" if len(silent) == len(groups) else f" in {', '.join(group.label for group in silent)}"
+    where = "" if len(silent) == len(groups) else f" in {', '.join(group.named for group in silent)}"
     return (
         f"{_NOTHING}{where}: in {percent(share)} of the groups all responses had the same reward "
         f"(mean {reward}), so none was better than another."

@@ -81,7 +81,7 @@ def _charts(
         lowest, low, median, high, highest = ([quantiles[rank] for _, quantiles in own] for rank in range(5))
         points = [(step, middle) for (step, _), middle in zip(own, median, strict=True)]
         curve = line(points, label="median", color=drawn.color, bands=[(lowest, highest), (low, high)])
-        named = f"{title}: {drawn.group.label}" if len(chosen) > 1 else title
+        named = f"{title}: {drawn.group.named}" if len(chosen) > 1 else title
         if chart := line_chart([curve], title=named, holds=ends):
             charts.append(chart.over(marks.of(drawn.color).layers()))
     return charts

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -61,6 +62,8 @@ _TROUBLE_QUERY = """
     SELECT run_id, step, kind, message, recorded_at FROM events
     WHERE list_contains($runs, run_id) AND list_contains($kinds, kind) ORDER BY recorded_at, step LIMIT $most
 """
+_SAMPLED = 3
+"""Number of responses with the highest scores that a page shows, and of those with the lowest."""
 _SAMPLES = """
     WITH last AS (
         SELECT dataset, run_id, step, problem_id, sample, score FROM evaluation_samples
@@ -142,7 +145,16 @@ class Group:
     """Runs that differ only in the seed."""
 
     label: str
+    """What distinguishes it from the other groups: `0.28`."""
     runs: tuple[Run, ...]
+    key: str = ""
+    """The fields whose values are the labels of all groups, for the header above them: `clip.high`. Empty if the labels
+    are names."""
+
+    @property
+    def named(self) -> str:
+        """The label with its field, for a place without the header: `clip.high 0.28`; a word alone."""
+        return with_key(self.key, self.label)
 
     @property
     def run_ids(self) -> list[str]:
@@ -167,6 +179,53 @@ def find_groups(home: Home, name: str) -> list[Group]:
     return [Group(f"{run.experiment} {run.name}".strip(), (run,))]
 
 
+def distinct(home: Home, found: Sequence[tuple[str, Sequence[Group]]]) -> list[Group]:
+    """Returns the groups of several names, with labels that show what differs: values, seeds, experiments.
+
+    Args:
+        found: names of experiments, studies and runs, each with its groups.
+    """
+    groups = [group for _, of_name in found for group in of_name]
+    of_runs = [not (is_study(home, name) or is_experiment(home, name)) for name, _ in found]
+    if all(of_runs) and len(groups) > 1:
+        groups = _of_single_runs(groups)
+    elif len(found) > 1:
+        keys = {group.key for group in groups} if all(len(of_name) > 1 for _, of_name in found) else {""}
+        key = min(keys) if len(keys) == 1 else ""
+        groups = [
+            group
+            if is_run
+            else Group(name, group.runs)
+            if len(of_name) == 1
+            else Group(f"{name}: {group.label if key else group.named}", group.runs, key)
+            for is_run, (name, of_name) in zip(of_runs, found, strict=True)
+            for group in of_name
+        ]
+    counts = Counter(group.label for group in groups)
+    if len(counts) == len(groups):
+        return groups
+    values = differing({group.run_ids[0]: group.runs[0].settings for group in groups})
+    named = [values.get(group.run_ids[0]) or group.run_ids[0] for group in groups]
+    if len(counts) > 1:
+        named = [f"{group.label} ({value})" for group, value in zip(groups, named, strict=True)]
+    named = named if len(set(named)) == len(named) else [group.run_ids[0] for group in groups]
+    return [
+        group if counts[group.label] == 1 else Group(label, group.runs, group.key)
+        for group, label in zip(groups, named, strict=True)
+    ]
+
+
+def _of_single_runs(groups: Sequence[Group]) -> list[Group]:
+    runs = [group.runs[0] for group in groups]
+    cells = [
+        {"experiment": run.experiment, **run.values, **({} if run.seed is None else {"seed": f"seed {run.seed}"})}
+        for run in runs
+    ]
+    key, labels = cell_labels(cells)
+    names = [name for name in key.split(", ") if name not in ("experiment", "seed")]
+    return [Group(label, group.runs, ", ".join(names)) for label, group in zip(labels, groups, strict=True)]
+
+
 def experiment_groups(home: Home, name: str) -> list[Group]:
     """Returns the runs of an experiment's version, one group for each cell of its matrix, in the matrix's order.
 
@@ -189,9 +248,10 @@ def experiment_groups(home: Home, name: str) -> list[Group]:
             else:
                 cells.setdefault(json.dumps(run.values, sort_keys=True), []).append(run)
     labels = recorded.get("labels", {})
+    key, values = cell_labels([runs[0].values for runs in cells.values()])
     groups = [
-        Group(labels.get(runs[0].run_id) or short or name, tuple(runs))
-        for short, runs in zip(cell_labels([runs[0].values for runs in cells.values()]), cells.values(), strict=True)
+        Group(labels.get(runs[0].run_id) or value or name, tuple(runs), "" if labels else key)
+        for value, runs in zip(values, cells.values(), strict=True)
     ]
     if not groups and unreadable:
         raise unreadable[0]
@@ -353,16 +413,11 @@ def metric_curves(store: Store, run_ids: Sequence[str], names: Sequence[str] = D
     return curves
 
 
-def sample_responses(
-    store: Store, run_ids: Sequence[str], *, count: int = 3
-) -> tuple[list[JsonObject], list[JsonObject]]:
-    """Returns responses of the last evaluated checkpoint, those with the highest and those with the lowest scores.
-    `turns` of each are its turns as a page shows them; empty in an environment of a single turn.
-
-    Args:
-        count: number of each; of different problems, if there are enough.
-    """
-    chosen = store.query(_SAMPLES, {"runs": list(run_ids), "count": count}).rows
+def sample_responses(store: Store, run_ids: Sequence[str]) -> tuple[list[JsonObject], list[JsonObject]]:
+    """Returns responses of the last evaluated checkpoint, those with the highest and those with the lowest scores; of
+    different problems, if there are enough. `turns` of each are its turns as a page shows them; empty in an environment
+    of a single turn."""
+    chosen = store.query(_SAMPLES, {"runs": list(run_ids), "count": _SAMPLED}).rows
     if not chosen:
         return [], []
     keys = [row[:5] for row in chosen]
@@ -372,7 +427,7 @@ def sample_responses(
     texts = {row[:5]: dict(zip(result.columns, row, strict=True)) for row in result.rows}
     for row in texts.values():
         row["turns"] = conversation(json.loads(row["turns"] or "[]"))
-    best, worst = ([(row[place], texts[row[:5]]) for row in chosen if row[place] <= count] for place in (5, 6))
+    best, worst = ([(row[place], texts[row[:5]]) for row in chosen if row[place] <= _SAMPLED] for place in (5, 6))
     best.sort(key=lambda ranked: ranked[0])
     worst.sort(key=lambda ranked: ranked[0])
     return [text for _, text in best], [text for _, text in worst]
@@ -380,8 +435,9 @@ def sample_responses(
 
 def trouble_of(store: Store, run_ids: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the first events of the kinds in TROUBLE, oldest first."""
-    result = store.query(_TROUBLE_QUERY, {"runs": list(run_ids), "kinds": list(TROUBLE), "most": MOST_TROUBLE})
-    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
+    asked = {"runs": list(run_ids), "kinds": list(TROUBLE), "most": MOST_TROUBLE}
+    events: list[dict[str, Any]] = store.query(_TROUBLE_QUERY, asked).table.to_pylist()
+    return events
 
 
 def flatten(tree: Any, path: str = "") -> JsonObject:
@@ -446,34 +502,41 @@ def differing(specs: Mapping[str, JsonObject]) -> dict[str, str]:
     }
 
 
-def cell_labels(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the labels of a matrix's cells: `forward, kl_coef 0.01`.
+def cell_labels(cells: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
+    """Returns the names of the fields in which a matrix's cells differ, and for each cell its values there:
+    `divergence, kl_coef` and `forward, 0.01`.
 
-    A word appears alone; a number, or a word such as `none`, appears with the name of its field. If two cells would
-    have the same label, all labels have whole paths.
+    If it would not be clear which field a value is of, no names are returned, and each label has them.
     """
-    paths = list(dict.fromkeys(path for values in cells for path in values))
-    names = short_names(paths)
-    short = [", ".join(_short(names[path], value) for path, value in values.items()) for values in cells]
-    distinct = {json.dumps(values, sort_keys=True) for values in cells}
-    if len(set(short)) == len(distinct):
-        return short
     leaves = [
         {leaf: item for path, value in values.items() for leaf, item in flatten(value, path).items()}
         for values in cells
     ]
-    return [", ".join(f"{path} {show(value)}" for path, value in values.items()) for values in leaves]
+    distinct = {json.dumps(values, sort_keys=True) for values in leaves}
+    paths = list(dict.fromkeys(path for values in leaves for path in values))
+    varied = [path for path in paths if len(distinct) == 1 or len({show(each.get(path, "")) for each in leaves}) > 1]
+    names, present = short_names(varied), [[path for path in varied if path in values] for values in leaves]
+    labels = [", ".join(show(values[path]) for path in own) for own, values in zip(present, leaves, strict=True)]
+    if len(set(labels)) == len(distinct) and all(own == varied[: len(own)] for own in present):
+        return ", ".join(names.values()), labels
+    return "", [
+        ", ".join(f"{names[path]} {show(values[path])}" for path in own)
+        for own, values in zip(present, leaves, strict=True)
+    ]
+
+
+def with_key(key: str, label: str) -> str:
+    """Returns a label with the names of its fields before its values: `sums: clip.high 0.28`; a word alone, unless it
+    says nothing without them."""
+    name, colon, value = label.rpartition(": ")
+    is_word = value.replace("_", "").isalpha() and value not in ("none", "true", "false")
+    return label if is_word else f"{name}{colon}{f'{key} {value}'.lstrip()}"
 
 
 def short_names(paths: Collection[str]) -> dict[str, str]:
     """Returns the name of each path without its section: `clip.high`; whole paths if two names would be equal."""
     names = {path: path.partition(".")[2] or path for path in paths}
     return names if len(set(names.values())) == len(names) else {path: path for path in paths}
-
-
-def _short(name: str, value: Any) -> str:
-    words = isinstance(value, str) and value.replace("_", "").isalpha() and value != "none"
-    return value if words else f"{name} {show(value)}"
 
 
 def show(value: Any) -> str:

@@ -132,6 +132,8 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         chosen=CHOSEN,
         literature_notes=notes_of(literature),
         many=len(groups) > 1,
+        first=groups[0].label,
+        cell=groups[0].key or ("cell" if any(run.trains for run in runs) else "model"),
         other_measures=Listed.of(outcomes_of(others), 100),
         measures=Listed.of(measures, 200),
         endings=_endings(final_metrics(colored, curves, confidence=confidence)) if len(groups) > 1 else {},
@@ -139,6 +141,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         least_seeds=LEAST_SEEDS,
         charts=[chart.over(marks.layers()) for chart in (*on_the_way, *charts)],
         flat=list(flat),
+        colors={each.group.label: each.color for each in drawn},
         legend=[(each.group.label, each.color) for each in drawn if not each.pale],
         num_pale=len(groups) - len(colored),
         legend_notes=[
@@ -375,6 +378,7 @@ def answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> li
     """Returns charts of before and after on each dataset; with many groups only those with a colour."""
     charts = []
     shown = {each.group.label: each.color for each in drawn if not each.pale}
+    key = drawn[0].group.key if len(drawn) > 1 else ""
     for dataset, measure in dict.fromkeys((result.dataset, result.measure) for result in results):
         rows = []
         for result in results:
@@ -384,7 +388,7 @@ def answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> li
                 if result.before is not None:
                     marks.insert(0, Mark("before", result.before, color, hollow=True))
                 rows.append((result.label, marks))
-        title = f"{measure.capitalize()} on {dataset}"
+        title = f"{measure.capitalize()} on {dataset}" + (f", by {key}" if key else "")
         charts.append(interval_chart(rows, title=title, name=f"{measure}/{dataset}", share=measure != SCORE))
     return [chart for chart in charts if chart]
 
@@ -405,4 +409,4 @@ def _measures(store: Store, runs: Sequence[Run]) -> list[dict[str, Any]]:
         "WHERE list_contains(?, run_id) ORDER BY dataset, run_id, step, metric",
         [list(names)],
     )
-    return [dict(zip(result.columns, row, strict=True)) | {"run": names[row[0]]} for row in result.rows]
+    return [row | {"run": names[row["run_id"]]} for row in result.table.to_pylist()]

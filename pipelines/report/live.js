@@ -6,7 +6,7 @@ const by = (id) => document.getElementById(id);
 const runs = new Map();  // run id -> {known: [state, rows, attempt, step], curves: {metric: {x: steps, y}}}
 const shown = new Map();  // metric -> its chart, with `full`: its lines with all points
 const state = readState();  // the choices, which the page's address keeps
-let groups = [], recorded = [], range = null, look = false, timer = 0, drawing = Promise.resolve(), asked = 0;
+let groups = [], key = "", recorded = [], range = null, look = false, timer = 0, drawing = Promise.resolve(), asked = 0;
 
 function readState() {
   const given = new URLSearchParams(location.hash.slice(1));
@@ -228,6 +228,7 @@ function showChoice() {
 
 function showSeries() {
   const list = by("series");
+  by("key").textContent = key;
   list.replaceChildren(...groups.map((group, place) => {
     const button = Object.assign(document.createElement("button"), { type: "button" }), color = document.createElement("i");
     color.style.background = `var(--c${place % 8})`;
@@ -277,7 +278,7 @@ function take(sent) {
     }
     runs.set(id, Object.assign(run, { known: of.known }));
   }
-  groups = sent.groups;
+  ({ groups, key } = sent);
   const order = Object.keys(about.metrics), all = new Set([...recorded, ...sent.recorded]), known = order.filter((name) => all.has(name));
   recorded = [...[...all].filter((name) => !order.includes(name)).sort(), ...known];
 }
@@ -303,7 +304,7 @@ async function ask() {
     }
     showState();
   } catch (error) {
-    by("state").textContent = `The server does not answer (${error.message.trim()}); asking again in ${wait} s.`;
+    by("state").textContent = `The server does not answer (${error.message.trim()}); asking again in ${wait} s. If its command has ended, "rpg watch --web" serves the page again.`;
   }
   if (mine === asked && !document.hidden) timer = setTimeout(ask, 1000 * wait);
 }

@@ -128,15 +128,15 @@ def trained_responses(store: Store, home: Home, runs: Sequence[Run]) -> list[Cho
     if not firsts:
         return []
     last = {"runs": [*firsts], "firsts": [*firsts.values()], "earliest": min(firsts.values())}
-    chosen = _rows(store, _CHOSEN, last | {"each": _EACH})
+    chosen = store.query(_CHOSEN, last | {"each": _EACH}).table.to_pylist()
     keys = [_key(row) for row in chosen]
     asked = dict(zip(("runs", "steps", "rollouts"), map(list, zip(*keys, strict=True)), strict=True))
-    texts = {_key(row): row for row in _rows(store, _TEXTS, asked)}
+    texts = {_key(row): row for row in store.query(_TEXTS, asked).table.to_pylist()}
     tokens: dict[_Key, list[dict[str, Any]]] = {key: [] for key in keys}
-    for row in _rows(store, _TOKENS, {**asked, "most": MOST_TOKENS}):
+    for row in store.query(_TOKENS, {**asked, "most": MOST_TOKENS}).table.to_pylist():
         tokens[_key(row)].append(row)
     turns: dict[_Key, list[dict[str, Any]]] = {key: [] for key in keys}
-    for row in _rows(store, _TURNS, asked):
+    for row in store.query(_TURNS, asked).table.to_pylist():
         turns[_key(row)].append(row)
     names = {run.run_id: run.name or run.run_id for run in runs}
     shown = {
@@ -182,8 +182,3 @@ def _shown(
         more_tokens=row["num_tokens"] - sampled if len(tokens) == MOST_TOKENS else 0,
         turns=conversation(turns, shown),
     )
-
-
-def _rows(store: Store, query: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
-    result = store.query(query, values)
-    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]

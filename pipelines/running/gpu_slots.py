@@ -1,4 +1,4 @@
-"""if they need none."""
+"""This machine's GPU slots for a stage's process, leased while it runs."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager

@@ -8,7 +8,7 @@ from pipelines.home.home import Home
 from pipelines.sinks.record import Ending, Point, SentRun
 from specs.errors import RpgError
 from specs.machine.foreign.listeners import foreign_listener
-from specs.schema.execution import MlflowSink, Sink, TensorboardSink, WandbSink
+from specs.schema.execution import MlflowSink, Sink, TensorboardSink, TrackioSink, WandbSink
 
 
 class Session(Protocol):
@@ -49,6 +49,10 @@ def open_session(sink: Sink, run: SentRun, home: Home) -> Session:
             from pipelines.sinks.wandb import WandbSession
 
             return WandbSession(sink, run, home)
+        case TrackioSink():
+            from pipelines.sinks.trackio import TrackioSession
+
+            return TrackioSession(sink, run, home)
         case never:
             assert_never(never)
 

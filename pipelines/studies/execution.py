@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.home.home import Home
+from pipelines.planning.certificates import certified
 from pipelines.prefect.flows.experiment import RunOutcome
 from pipelines.running.failures import cause_of_error
 from pipelines.studies import conditions, confirmation, measures
@@ -93,6 +94,8 @@ def run_task(task: Task, document: StudyDocument, home: Home, execute: Execute) 
     seeds = conditions.trial_seeds(document.study, document.experiment.experiment.seeds)
     try:
         trial_experiment = trial_document(document, trial, [trial.about["seed"]] if task.confirming else seeds)
+        if refused := _refused_formula(document, trial):
+            return Result(reason=refused, at_fault=True)
         outcomes = execute(trial_experiment, trial.work.until)
     except SpecError as error:
         if not _blames(error, trial.params):
@@ -110,6 +113,16 @@ def run_task(task: Task, document: StudyDocument, home: Home, execute: Execute) 
         if failed := [outcome for outcome in outcomes if outcome.status not in ("finished", "paused")]:
             return _failure(run_ids, failed[0], tokens)
         return _measured(task, document, home, store, run_ids, tokens)
+
+
+def _refused_formula(document: StudyDocument, trial: Trial) -> str:
+    """Returns why the trial's formula is refused: its claim is false with these values, or it is not finite. Empty if
+    it is not. The study's own formula was checked when the study started."""
+    if not any(path.startswith("objective.") for path in trial.params):
+        return ""
+    with_values = document.trial(settings(trial.params, document.study.parameters))
+    issues = certified(with_values.experiment).issues
+    return str(SpecError(*map(with_values.locate, issues))) if issues else ""
 
 
 def _measured(

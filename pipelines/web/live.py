@@ -24,7 +24,7 @@ from pipelines.report.answer import confidence_of, note_looks, seeds_ended
 from pipelines.report.answer.whole import answered
 from pipelines.report.charts import Chart, line, line_layers
 from pipelines.report.endings import LEAST_SEEDS
-from pipelines.report.evidence import LARGEST, Group, find_groups
+from pipelines.report.evidence import LARGEST, Group, distinct, find_groups
 from pipelines.report.page import render
 from pipelines.report.statistics import level
 from pipelines.studies.answers.answer import answer as answer_of_study
@@ -174,7 +174,7 @@ class Live:
             states = {run_id: _state_of(self._home, run_id, status) for run_id, status in statuses.items()}
             sent = self._changed(wanted, states, statuses)
             if sent:
-                sent["groups"] = [_shown(group, statuses) for group in groups]
+                sent |= {"key": groups[0].key if groups else "", "groups": [_shown(each, statuses) for each in groups]}
             is_live = any(status in _LIVE for status in statuses.values())
             spent = (time.process_time() - begun) / _SHARE if wanted.known else 0.0  # the first question comes once
             least = _LEAST_SECONDS if is_live else _ENDED_SECONDS
@@ -205,12 +205,8 @@ class Live:
         """Returns the groups of seeds, read again if runs were added."""
         stamp = [_written_at(self._home, name) for name in names]
         if self._groups.get(names, (None,))[0] != stamp:
-            found = []
-            for name in names:
-                groups = self._groups_under(name)
-                several = len(names) > 1 and is_experiment(self._home, name) and len(groups) > 1
-                found += [Group(f"{name}: {each.label}" if several else each.label, each.runs) for each in groups]
-            self._groups[names] = stamp, found
+            found = [(name, self._groups_under(name)) for name in names]
+            self._groups[names] = stamp, distinct(self._home, found)
         return self._groups[names][1]
 
     def _groups_under(self, name: str) -> list[Group]:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pipelines.home.home import Home
 from pipelines.home.versions import looks_of
@@ -67,7 +66,7 @@ class Pages:
         """Returns the table of everything recorded."""
         with Store.open(self._home.root) as store:
             tables = {
-                name: _rows(store, query)
+                name: store.query(query).table.to_pylist()
                 for name, query in (("experiments", _EXPERIMENTS), ("studies", _STUDIES), ("runs", _RUNS))
             }
             apart = told_apart(self._home, store)
@@ -127,8 +126,3 @@ class Pages:
         if unit not in listings:
             raise UnknownPageError(unit)
         return "".join(listings[part].without(_UNSEEN).digest for part in shown if part in listings)
-
-
-def _rows(store: Store, query: str) -> list[dict[str, Any]]:
-    result = store.query(query)
-    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]

@@ -2,14 +2,19 @@
 
 import ipaddress
 import secrets
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from urllib.parse import urlencode
 
 from pipelines.home.home import Home
-from pipelines.launchers.network import free_port
+from pipelines.launchers.network import bound_port, free_port
 from pipelines.prefect.server.api import running_services
 from pipelines.prefect.server.credentials import SERVER_AUTH_VARIABLE, asked_for, of_home
 from pipelines.prefect.server.settings import trusted_hosts
+from pipelines.processes.supervisor import start
+from pipelines.terminal.console import SafeConsole
+from pipelines.web import on_demand
 from specs.errors import Issue, RpgError, SpecError
 
 DEFAULT_PORT = 4202
@@ -24,6 +29,37 @@ def served_live(home: Home, names: Sequence[str]) -> str:
     """Returns the link of the live page on the record's server that `rpg up` started; empty if none is up."""
     services = running_services(home)
     return f"{services.record_url}{live_path(names)}" if services and services.record_url else ""
+
+
+@contextmanager
+def live_link(home: Home, name: str) -> Iterator[str]:
+    """Yields what leads to the live page of an experiment or a study until the block ends: a link if the record's
+    server of `rpg up` is up.
+
+    In a terminal or a notebook it is otherwise the link of a process that starts to serve at its first visitor. In a
+    log, which others may read, it is the command that serves the page.
+    """
+    console = SafeConsole(stderr=True)
+    if link := served_live(home, [name]):
+        yield link
+        return
+    if not (console.is_terminal or console.is_jupyter):
+        yield f"rpg watch --web {name}"
+        return
+    listener, held = bound_port()
+    token = secrets.token_urlsafe(24)
+    address = f"http://127.0.0.1:{held.getsockname()[1]}"
+    environment = {"RPG_HOME": str(home.root), on_demand.ADDRESS: address, on_demand.TOKEN: token}
+    with held, listener:
+        listener.listen()
+        command = (sys.executable, "-P", "-m", on_demand.__name__)
+        process = start(command, home.logs / "live-page.log", environment=environment, standard_input=listener.fileno())
+        listener.close()  # it is the process's now
+        try:
+            yield f"{address}{live_path([name])}&token={token}"
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def serve_here(home: Home, host: str, port: int, path: str = "") -> None:

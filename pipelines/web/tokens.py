@@ -1,6 +1,6 @@
 """The token browser: a filterable table of a step's responses, and one response token by token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
@@ -127,12 +127,12 @@ def responses_page(home: Home, run_id: str, wanted: Wanted) -> str:
     """
     _require(home, run_id)
     with Store.open(home.root) as store:
-        (steps,) = _rows(store, _STEPS, {"run": run_id, "step": wanted.step})
+        (steps,) = store.query(_STEPS, {"run": run_id, "step": wanted.step}).table.to_pylist()
         values = asdict(wanted) | {"run": run_id, "step": steps["step"], "most": RESPONSES_A_PAGE}
         values["start"] = (wanted.page - 1) * RESPONSES_A_PAGE
         del values["order"], values["page"]
         query = f"{_RESPONSES} ORDER BY {ORDERS[wanted.order]} LIMIT $most OFFSET $start"
-        responses = _rows(store, query, values)
+        responses = store.query(query, values).table.to_pylist()
     return render(
         "responses.html",
         run_id=run_id,
@@ -156,13 +156,15 @@ def response_page(home: Home, run_id: str, step: int, rollout_id: int, start: in
     _require(home, run_id)
     response = {"run": run_id, "step": step, "rollout": rollout_id}
     with Store.open(home.root) as store:
-        found = _rows(store, _RESPONSE, response)
+        found = store.query(_RESPONSE, response).table.to_pylist()
         if not found:
             raise UnknownPageError(f"runs/{run_id}/tokens/{step}/{rollout_id}")
         end = start + TOKENS_A_PAGE
-        tokens = _rows(store, _TOKENS, {**response, "start": start - _BEFORE, "end": end - 1})
-        turns = _rows(store, _TURNS, response)
-        siblings = _rows(store, _SIBLINGS, {"run": run_id, "step": step, "group": found[0]["group_id"]})
+        window = {"start": start - _BEFORE, "end": end - 1}
+        tokens = store.query(_TOKENS, response | window).table.to_pylist()
+        turns = store.query(_TURNS, response).table.to_pylist()
+        group = {"run": run_id, "step": step, "group": found[0]["group_id"]}
+        siblings = store.query(_SIBLINGS, group).table.to_pylist()
     before = [token["token_id"] for token in tokens if token["position"] < start]
     tokenizer = tokenizer_of(home, run_id)
     shown = shown_tokens(tokens[len(before) :], tokenizer, before)
@@ -186,8 +188,3 @@ def response_page(home: Home, run_id: str, step: int, rollout_id: int, start: in
 def _require(home: Home, run_id: str) -> None:
     if not (home.run(run_id) / "run.json").is_file():
         raise UnknownPageError(f"runs/{run_id}")
-
-
-def _rows(store: Store, query: str, values: Mapping[str, object] | Sequence[object]) -> list[dict[str, Any]]:
-    result = store.query(query, values)
-    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]

@@ -38,7 +38,7 @@ class Passes:
             SpecError: the policy differs from the model, or ranks cannot share this model's sequences.
         """
         prove_policy(policy, config, device)
-        self._policy = policy
+        self._policy, self._config = policy, config
         self._device = device
         self._sequence_group: SequenceGroup | None = None
         if training.sequence_parallel_size > 1:
@@ -59,6 +59,11 @@ class Passes:
                     allowed="1",
                 )
             )
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of the model's logits."""
+        return int(self._config.get_text_config().vocab_size)
 
     @property
     def packs(self) -> bool:
@@ -106,10 +111,10 @@ class Passes:
         logprobs, _ = self._policy(input_ids, sources, targets, 1.0)
         return logprobs  # type: ignore[no-any-return]
 
-    def described(self, batch: Microbatch, top_k: int) -> tuple[Tensor, ReferenceRows]:
-        """Returns logprobs [n], and the policy's distributions: its most likely tokens, or hidden states if `top_k` is
-        0."""
-        logprobs, *rows = self._whole(batch, describes=top_k)
+    def described(self, batch: Microbatch, top_k: int, vocabulary: int) -> tuple[Tensor, ReferenceRows]:
+        """Returns logprobs [n], and this model's distributions: its most likely tokens among the first `vocabulary`
+        ones, or hidden states if `top_k` is 0."""
+        logprobs, *rows = self._whole(batch, describes=(top_k, vocabulary))
         return logprobs, ReferenceRows(*rows)
 
     def compared(

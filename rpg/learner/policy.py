@@ -50,7 +50,7 @@ class Policy(nn.Module):
         packing: Packing | None = None,
         experts: Tensor | None = None,
         own_logits: bool = False,
-        describes: int | None = None,
+        describes: tuple[int, int] | None = None,
         compares: tuple[Divergence, ReferenceRows] | None = None,
     ) -> tuple[Tensor | None, ...]:
         """Returns logprobs and entropies of `targets`, nats, float32. [n] each
@@ -65,8 +65,8 @@ class Policy(nn.Module):
                 per token]
             own_logits: for a check: return logprobs from the model's own logits without noise, and instead of the
                 entropies the rounding error of the largest logit, nats. []
-            describes: return the fields of `ReferenceRows` instead of the entropies, for a later comparison: that many
-                most likely tokens of each distribution, or with 0 the hidden states and the output head.
+            describes: return the fields of `ReferenceRows` instead of the entropies, for a later comparison. (k, v) are
+                the k most likely ones of the first v tokens, (0, v) the hidden states and the output head.
             compares: return the fields of `StateDivergence` as well: the policy's divergence from these rows.
         """
         if own_logits:
@@ -87,7 +87,7 @@ class Policy(nn.Module):
         chosen = outputs.last_hidden_state.flatten(0, 1).index_select(0, sources)
         heat, bias = self.temperature if temperature is None else temperature, getattr(head, "bias", None)
         if describes is not None:
-            return self._described(chosen, head.weight, targets, describes, temperature=heat, bias=bias)
+            return self._described(chosen, head.weight, targets, *describes, temperature=heat, bias=bias)
         given_head: dict[str, Any] = {
             "temperature": heat,
             "bias": bias,
@@ -99,12 +99,19 @@ class Policy(nn.Module):
 
     @staticmethod
     def _described(
-        hidden: Tensor, weight: Tensor, targets: Tensor, top_k: int, *, temperature: float, bias: Tensor | None
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        top_k: int,
+        vocabulary: int,
+        *,
+        temperature: float,
+        bias: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         """Returns logprobs, and the fields of `ReferenceRows`."""
         if top_k:
             logprobs, ids, likeliest = likeliest_tokens(
-                hidden, weight, targets, top_k, temperature=temperature, bias=bias
+                hidden, weight, targets, top_k, temperature=temperature, bias=bias, vocabulary=vocabulary
             )
             return logprobs, likeliest, ids, None, None
         logprobs, _ = token_logprobs(hidden, weight, targets, temperature=temperature, bias=bias, kernel=False)

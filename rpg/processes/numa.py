@@ -1,11 +1,12 @@
-"""Binds a process to the CPUs beside its GPU.
+"""Binds a process to the CPUs beside its GPUs.
 
-A machine with several GPUs has several NUMA nodes. A rank whose threads run on another node than its GPU copies through
-the link between the nodes. The call comes before torch starts threads, which inherit the CPUs.
+A machine with several GPUs has several NUMA nodes. A rank or an engine whose threads run on another node than its GPU
+copies through the link between the nodes. The call comes before torch starts threads, which inherit the CPUs.
 """
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 _BOUND = "RPG_BOUND_TO_CPUS"
 """Environment variable that says that this process's parent was bound here, and not by the user."""
 _SYSTEM = Path("/sys")
+_SECONDS = 30
+"""Time limit of nvidia-smi."""
 
 
 def bind_to_gpu(device: "torch.device") -> None:
@@ -24,10 +27,26 @@ def bind_to_gpu(device: "torch.device") -> None:
     if device.type != "cuda":
         return
     with suppress(OSError, ValueError, AttributeError):  # AttributeError: this torch does not tell the address
-        allowed, near = os.sched_getaffinity(0), cpus_near(_address(device))
-        if len(allowed) == os.cpu_count() and near < allowed:
-            os.sched_setaffinity(0, near)
-            os.environ[_BOUND] = "1"
+        _bind([_address(device)])
+
+
+def bind_to_visible_gpus() -> None:
+    """Binds this process to the CPUs of the NUMA nodes of the GPUs in CUDA_VISIBLE_DEVICES, like `bind_to_gpu`. Does
+    not open the GPUs: afterwards this process can still be forked."""
+    query = ["nvidia-smi", "--query-gpu=pci.bus_id", "--format=csv,noheader"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        query += ["-i", visible]
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        listing = subprocess.run(query, capture_output=True, encoding="utf-8", timeout=_SECONDS, check=True).stdout
+        # The driver writes the domain with eight digits, the system with four.
+        _bind(line.strip().lower()[-len("0000:00:00.0") :] for line in listing.splitlines())
+
+
+def _bind(addresses: Iterable[str]) -> None:
+    allowed, near = os.sched_getaffinity(0), set().union(*map(cpus_near, addresses))
+    if len(allowed) == os.cpu_count() and set() < near < allowed:
+        os.sched_setaffinity(0, near)
+        os.environ[_BOUND] = "1"
 
 
 def unbind() -> None:

@@ -1,4 +1,4 @@
-"""Computes a recorded step's loss and gradient weights under an objective, without a model and without sampling.
+"""Computes a recorded step's loss and gradient weights under an objective, without sampling.
 
 The records hold all inputs of a gradient. For each token: the entropy, and the logprobs of the policy at the token's
 last update, of the policy that sampled and of the reference. For each response: the reward, its group and whether it
@@ -6,11 +6,12 @@ was cut. The training objective reproduces the recorded ratios, clips and losses
 done with the same rollouts. That is one alternative step, not a second run: later steps would have sampled other
 responses.
 
-Only the value of the entropy bonus is recorded: its gradient needs the whole distribution of each token.
+Only the value of the entropy bonus is recorded: its gradient needs the whole distribution of each token. A divergence
+that is summed over tokens is not recorded: `kept` computes it from weights, again without the sum's gradient.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +23,15 @@ from rpg.batches.batch import Microbatch, StepRollouts
 from rpg.batches.minibatches import Minibatch, cut, plan_step
 from rpg.batches.step_loss import pass_loss, step_advantages
 from rpg.objectives import TokenBatch
+from rpg.objectives.distribution import StateDivergence
 from specs.schema.experiment import Experiment
+from specs.schema.objective import Divergence, Objective, RegularizedObjective
 from specs.schema.schedule import constant
 
 PASS_TOKENS = 2**18
 """Tokens, padding included, that are processed at once; they take some hundred bytes each."""
+Sum = tuple[Divergence, int]
+"""A divergence, and the number of the reference's most likely tokens that it is summed over; 0 for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class RecordedStep:
     """Columns of the token table, NaN for tokens that were not trained on. [M] each"""
     advantages: npt.NDArray[np.float64]
     """Advantage of each response. [B]"""
+    states: Mapping[Sum, StateDivergence] = field(default_factory=dict)
+    """Divergences at the state before each token, summed over tokens. Not recorded: see `rpg.replay.kept`. [M] each"""
 
     @property
     def trained(self) -> Tensor:
@@ -86,6 +93,13 @@ class ReplayedStep:
     kl_behaviour: Tensor
 
 
+def sum_of(objective: Objective) -> Sum | None:
+    """Returns the divergence that an objective sums over tokens, and over how many; None if it sums none."""
+    if objective.summed_over == "sampled" or not isinstance(objective, RegularizedObjective):
+        return None
+    return objective.divergence, objective.top_k
+
+
 def _trained(columns: Mapping[str, Tensor]) -> Tensor:
     logprobs = [columns[name] for name in ("logprobs", "old_logprobs", "ref_logprobs")]
     return torch.stack(logprobs).isfinite().all(0)
@@ -97,11 +111,13 @@ def replay_step(recorded: RecordedStep, experiment: Experiment) -> ReplayedStep:
     Ratios, weights and clips are computed in float32, as in training.
 
     Args:
-        experiment: the experiment at this step, see `Experiment.at_step`.
+        experiment: the experiment at this step, see `Experiment.at_step`. If its objective sums a divergence over
+            tokens, the step has the `states` of that sum.
     Raises:
         ValueError: as in `token_advantages`.
     """
     trained, advantages = recorded.trained, replayed_advantages(recorded, experiment)
+    over = sum_of(experiment.objective)
     columns = {
         field.name: torch.zeros(len(trained), dtype=torch.bool if "clipped" in field.name else torch.float32)
         for field in fields(ReplayedStep)
@@ -112,14 +128,16 @@ def replay_step(recorded: RecordedStep, experiment: Experiment) -> ReplayedStep:
         for batch in minibatch.passes:
             if not batch.counts:
                 continue
-            tokens, entropies = recorded_tokens(recorded, batch, advantages)
+            tokens, entropies = recorded_tokens(recorded, batch, advantages, over and recorded.states[over])
             untrained = tokens.response_mask == 0
             for name, values in _replayed(experiment, minibatch, batch, tokens, entropies).items():
                 columns[name][batch.tokens] = batch.pick(values.detach().masked_fill(untrained, 0))
     return ReplayedStep(trained=trained, advantages=advantages, **columns)
 
 
-def recorded_tokens(recorded: RecordedStep, batch: Microbatch, advantages: Tensor) -> tuple[TokenBatch, Tensor]:
+def recorded_tokens(
+    recorded: RecordedStep, batch: Microbatch, advantages: Tensor, state: StateDivergence | None
+) -> tuple[TokenBatch, Tensor]:
     """Returns a pass's tokens with their recorded logprobs [b, T], and the recorded entropies [n], on the pass's
     device.
 
@@ -127,6 +145,7 @@ def recorded_tokens(recorded: RecordedStep, batch: Microbatch, advantages: Tenso
 
     Args:
         advantages: advantage of every token of the step. [M]
+        state: the divergence at every token of the step, if the objective sums it over tokens. [M]
     """
     places = batch.tokens.cpu()
     columns = {
@@ -141,6 +160,7 @@ def recorded_tokens(recorded: RecordedStep, batch: Microbatch, advantages: Tenso
         ref_logprobs=batch.spread(columns["ref_logprobs"]),
         advantages=batch.spread(advantages[places].to(entropies)),
         response_mask=batch.spread(trained.to(entropies)),
+        state=state and state.each(lambda values: batch.spread(values[places].to(entropies.device))),
     )
     return tokens, entropies
 

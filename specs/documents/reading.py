@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _LONGEST = 64 << 20
 """Most characters of a document; the documents of the largest runs have a few million."""
+_MOST_VALUES = 1_000_000
+"""Most values of a document; one with more is refused before it is parsed, since a few bytes each become hundreds."""
 _SHOWN = 60
 """Most characters of a text that a problem quotes; a longer one is only called a text."""
 _NUMBER = re.compile(r"[0-9]{1,9}\.json")
@@ -44,6 +46,8 @@ def read_checked(path: Path) -> tuple[dict[str, Any], list[str]]:
     """
     try:
         text = _text(path)
+        if sum(map(text.count, ",[{")) > _MOST_VALUES:  # an upper bound: texts have such signs too
+            return {}, [f"more than {_MOST_VALUES} values"]
         value = json.loads(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()  # half a character, as "\ud800", cannot be stored

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal, Required
 
-from pydantic import AfterValidator, Field, Strict
+from pydantic import AfterValidator, FailFast, Field, Strict
 from typing_extensions import TypedDict
 
 from specs.documents.names import PORTABLE
@@ -323,7 +323,7 @@ class LeaseDocument(TypedDict, total=False):
 class Origins(TypedDict, total=False):
     """provenance.json: the origin of each value of a run's spec: path, kind, file and line."""
 
-    origins: list[tuple[list[Text | Whole], Text, Text | None, Whole | None]]
+    origins: list[Annotated[tuple[list[Text | Whole], Text, Text | None, Whole | None], FailFast()]]
 
 
 class Freed(TypedDict, total=False):

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import pwd
 import re
 import secrets
 import shutil
@@ -151,6 +152,14 @@ def is_within(name: str) -> bool:
 def files_under(directory: Path) -> list[Path]:
     """Returns every file below a directory, in a fixed order."""
     return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def user_name(user: int) -> str:
+    """Returns the name of a user's account; the id if the account has none."""
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
 
 
 def now(timespec: str = "milliseconds") -> str:

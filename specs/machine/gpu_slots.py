@@ -9,7 +9,6 @@ docs/decisions/0012-slot-leases.md.
 import fcntl
 import json
 import os
-import pwd
 import random
 import re
 import secrets
@@ -20,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from specs.machine.files import user_name
 
 SLOTS = "RPG_SLOTS"
 """Environment variable with the machine's slots, separated by commas, instead of its GPUs."""
@@ -297,7 +298,7 @@ def _holder_of(path: Path) -> str:
     with _opened(path) as file, suppress(OSError):
         if file is None or not _is_held(path):
             return ""
-        user = _user_name(os.fstat(file).st_uid)
+        user = user_name(os.fstat(file).st_uid)
         try:
             written = json.loads(os.pread(file, _LEASE_BYTES, 0))
             holder, pid = str(written["holder"])[:100], int(written["pid"])
@@ -306,10 +307,3 @@ def _holder_of(path: Path) -> str:
         # Another user's text is printed on this user's terminal.
         return f"{''.join(filter(str.isprintable, holder))} (process {pid} of {user})"
     return ""
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from specs.errors import RpgError
-from specs.machine.files import versions_of
+from specs.machine.files import user_name, versions_of
 
 _OF_LIBRARIES = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -40,7 +40,7 @@ class UnsafeDirectoryError(RpgError):
     allowed."""
 
     def __init__(self, path: Path, reason: str, status: os.stat_result) -> None:
-        found = f"{reason} (owner {_user_name(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o})"
+        found = f"{reason} (owner {user_name(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o})"
         hint = "remove it, or check its content and make it yours alone with chown and chmod -R go-w"
         super().__init__(f"{path} is not safe to use: {found}\n  hint: {hint}; XDG_CACHE_HOME names another place")
 
@@ -253,10 +253,3 @@ def _temporary(_user: int) -> Path:
 def _warn(message: str) -> None:
     """Prints a warning on one line, once per text."""
     print("warning: " + message.replace("\n  hint:", ";"), file=sys.stderr)
-
-
-def _user_name(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)

@@ -115,7 +115,19 @@ class MlflowSink(_Sink):
     """MLflow experiment of the runs. Empty means the name of this experiment."""
 
 
-Sink = Annotated[TensorboardSink | WandbSink | MlflowSink, Field(discriminator="type")]
+class TrackioSink(_Sink):
+    """Trackio: a Trackio run for each run, with the same id, in the experiment's group."""
+
+    package = "trackio"
+    extra = "trackio"
+
+    type: Literal["trackio"]
+    """trackio: Trackio, in files under TRACKIO_DIR, or if that is not set, under `trackio/` in the home."""
+    project: str = Field("", max_length=128, pattern=r"^[A-Za-z0-9_-]*$")
+    """Project of the runs. Empty means the name of this experiment."""
+
+
+Sink = Annotated[TensorboardSink | WandbSink | MlflowSink | TrackioSink, Field(discriminator="type")]
 
 
 def not_installed(sink: Sink) -> str:

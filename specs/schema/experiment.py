@@ -93,7 +93,7 @@ class Experiment(Spec):
     notify: tuple[Notice, ...] = execution(())
     """Notices of failures, completions and guards, sent if the experiment is submitted."""
     sinks: tuple[Sink, ...] = execution(())
-    """Trackers that receive the runs' records: TensorBoard, Weights & Biases, MLflow."""
+    """Trackers that receive the runs' records: TensorBoard, Weights & Biases, MLflow, Trackio."""
 
     @property
     def trains(self) -> bool:

@@ -180,16 +180,21 @@ _OURS = {
     "seeds": "seed random_seed",
     "sinks": "report_to logger wandb project_name",
     "model.path": "model_name_or_path model_name pretrained_model_name_or_path",
-    "data.train": "dataset_name train_dataset train_files",
+    "data.train": "dataset_name train_dataset train_files dataset env environments",
     "data.evaluation": "eval_dataset val_files test_files",
+    "data.order": "shuffle shuffle_dataset data_seed",
     "data.prompt.system": "system_prompt",
-    "reward": "reward_funcs reward_function rewards custom_reward_function",
+    "data.prompt.enable_thinking": "chat_template_kwargs apply_chat_template_kwargs",
+    "reward": "reward_funcs reward_function rewards custom_reward_function reward_model",
+    "reward.overlong": "overlong_buffer overlong_buffer_cfg",
     "rollout.engine": "use_vllm",
+    "rollout.engines": "num_infer_gpus",
+    "rollout.sleep": "vllm_enable_sleep_mode free_cache_engine",
     "rollout.placement": "vllm_mode",
     "rollout.max_response_length": "max_completion_length max_new_tokens max_tokens max_completion_tokens "
     "generate_max_len",
     "rollout.memory_fraction": "gpu_memory_utilization vllm_gpu_memory_utilization",
-    "rollout.tensor_parallel_size": "tensor_model_parallel_size vllm_tensor_parallel_size",
+    "rollout.tensor_parallel_size": "tensor_model_parallel_size vllm_tensor_parallel_size tp",
     "rollout.max_concurrent": "max_inflight_rollouts max_num_seqs",
     "rollout.max_staleness": "max_async_level async_level max_off_policy_steps",
     "rollout.partial": "partial_rollout partial_rollouts",
@@ -201,26 +206,33 @@ _OURS = {
     "rollout.dynamic_sampling": "filter_groups",
     "rollout.dynamic_sampling.oversampling": "oversampling_factor",
     "objective.type": "adv_estimator",
-    "objective.kl_coef": "beta kl_beta kl_loss_coef init_kl_coef kl_penalty kl_tau",
+    "objective.kl_coef": "beta kl_beta kl_loss_coef init_kl_coef kl_penalty kl_tau kl_ctrl",
     "objective.kl_estimator": "kl_loss_type",
     "objective.kl_in": "use_kl_in_reward use_kl_loss",
+    "objective.kl_weighted": "use_bias_correction_kl",
     "objective.level": "importance_sampling_level",
-    "objective.aggregation": "loss_type loss_agg_mode",
+    "objective.aggregation": "loss_agg_mode",
     "objective.clip.low": "epsilon epsilon_low clip_eps cliprange clip_low clip_ratio clip_ratio_low",
     "objective.clip.high": "epsilon_high clip_higher clip_high clip_ratio_high",
     "objective.clip.dual": "delta clip_ratio_c",
     "advantage.scale": "scale_rewards norm_adv_by_std_in_grpo",
+    "advantage.rewards": "multi_objective_aggregation",
     "reference.update": "sync_ref_model",
     "reference.update.every_steps": "ref_model_sync_steps",
     "training.steps": "max_steps num_steps total_steps train_steps total_training_steps",
     "training.prompts_per_step": "train_batch_size per_device_train_batch_size rollout_batch_size",
-    "training.group_size": "num_generations n_samples num_samples rollout_n samples_per_prompt rollouts_per_example",
+    "training.group_size": "n num_generations n_samples num_samples rollout_n samples_per_prompt rollouts_per_example",
     "training.epochs": "num_iterations ppo_epochs num_epochs",
     "training.minibatches": "steps_per_generation",
     "training.microbatch_tokens": "ppo_max_token_len_per_gpu use_dynamic_bsz",
     "training.mask_truncated": "mask_truncated_completions",
     "training.entropy_coef": "entropy_coeff",
-    "training.precision": "bf16 fp16 torch_dtype",
+    "training.precision": "bf16 fp16 torch_dtype dtype",
+    "training.kernels": "use_liger_kernel use_liger",
+    "training.packing": "use_remove_padding",
+    "training.offload": "param_offload optimizer_offload",
+    "training.zero_stage": "deepspeed fsdp fsdp_config",
+    "training.gradient_checkpointing": "enable_gradient_checkpointing",
     "training.attention": "attn_implementation",
     "training.lora": "peft_config use_peft",
     "training.lora.rank": "lora_r lora_rank",
@@ -230,13 +242,18 @@ _OURS = {
     "training.sequence_parallel_size": "ulysses_sequence_parallel_size",
     "training.optimizer": "optim",
     "training.optimizer.learning_rate": "lr actor_lr",
+    "training.optimizer.weight_decay": "wd",
     "training.optimizer.betas": "adam_beta1 adam_beta2 betas1 betas2",
     "training.optimizer.epsilon": "adam_epsilon",
     "training.optimizer.max_grad_norm": "grad_clip max_norm clip_grad",
     "training.schedule.type": "lr_scheduler_type lr_scheduler",
     "training.schedule.warmup_updates": "warmup_steps lr_warmup_steps",
-    "training.checkpoint.every_steps": "save_steps save_freq",
-    "evaluation.every_steps": "eval_steps test_freq",
+    "training.checkpoint": "ckpt",
+    "training.checkpoint.every_steps": "save_steps save_freq save_strategy",
+    "training.checkpoint.keep_last": "save_total_limit",
+    "evaluation": "eval val_kwargs",
+    "evaluation.every_steps": "eval_steps test_freq eval_strategy evaluation_strategy",
+    "evaluation.samples_per_problem": "num_generations_eval",
     "launcher.nodes": "nnodes num_nodes",
     "cuda": "gpu gpus",
     "unnormalized_reverse": "urkl",
@@ -253,7 +270,30 @@ _INSTEAD = {
     "ref_model_mixup_alpha": "`reference.update.ema_decay` is the share that is kept: 1 - alpha",
     "seq_len": "two limits, in tokens: `data.max_prompt_length` and `rollout.max_response_length`",
     "batch_size": "a step has `training.prompts_per_step` x `training.group_size` responses",
-    "warmup_ratio": "a number of updates: `training.schedule.warmup_updates`",
+    **dict.fromkeys(
+        ("warmup_ratio", "lr_warmup_steps_ratio"), "a number of updates: `training.schedule.warmup_updates`"
+    ),
+    "loss_type": "an objective with its published aggregation, `objective.type`, or `objective.aggregation` alone",
+    "reward_weights": "`weight` of each term of `reward: {type: weighted_sum}`",
+    **dict.fromkeys(
+        ("vllm_max_model_length", "max_model_len"),
+        "the sum of two limits, in tokens: `data.max_prompt_length` and `rollout.max_response_length`",
+    ),
+    **dict.fromkeys(("logging_steps", "log_completions"), "leave it out: every step and every response is recorded"),
+    **dict.fromkeys(
+        ("per_device_eval_batch_size", "val_batch_size", "log_prob_micro_batch_size_per_gpu", "max_num_batched_tokens"),
+        "leave it out: batches that only memory limits are chosen here",
+    ),
+    **dict.fromkeys(("push_to_hub", "hub_model_id"), "leave it out: `rpg push RUN --to ID` afterwards"),
+    "val_before_train": "leave it out: the model before training is always evaluated",
+    **dict.fromkeys(
+        ("filter_overlong_prompts", "truncation"),
+        "leave it out: prompts longer than \
+`data.max_prompt_length` are not trained on",
+    ),
+    **dict.fromkeys(("prompt_key", "reward_fn_key"), "`columns` of a data set: {prompt: COLUMN, answer: COLUMN}"),
+    "trust_remote_code": "leave it out: a model's own code is never run (docs/own-model.md)",
+    **dict.fromkeys(("gamma", "lam", "critic_warmup"), "leave it out: no critic is trained, and nothing discounted"),
     **dict.fromkeys(
         ("gradient_accumulation_steps", "micro_batch_size", "ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu"),
         "leave it out: microbatches are packed to `training.microbatch_tokens` tokens",
@@ -282,15 +322,24 @@ def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6, *, root: Any
     known = {each.lower(): each for each in allowed}
     if word in _INSTEAD and word not in known:
         return _INSTEAD[word]
-    meant = _OTHER_NAMES.get(word.lower(), "").rpartition(".")[2] or word.lower()
-    if meant in known:
-        return f"did you mean `{known[meant]}`?"
+    place, places = _OTHER_NAMES.get(word.lower(), ""), elsewhere(word.lower(), root)
+    meant = place.rpartition(".")[2] or word.lower()
     word = word.lower()
-    is_typo = any(each.startswith(word) or word.startswith(each) for each in known)
-    if not is_typo and (places := elsewhere(word, root)):
-        return f"here it is {' or '.join(f'`{place}`' for place in places)}"
+    if meant in known and (word in known or not places or _is_section(root, place, known)):
+        return f"did you mean `{known[meant]}`?"
+    is_typo = not place and any(each.startswith(word) or word.startswith(each) for each in known)
     close = difflib.get_close_matches(meant, known, n=1, cutoff=cutoff)
+    if places and not (is_typo and close):
+        return f"here it is {' or '.join(f'`{each}`' for each in places)}"
     return f"did you mean `{known[close[0]]}`?" if close else ""
+
+
+def _is_section(root: Any, place: str, known: Mapping[str, str]) -> bool:
+    """Returns whether a field's dotted path leads to the section that allows these names."""
+    here: tuple[Any, ...] = (root,)
+    for part in place.split(".")[:-1]:
+        here = below(here, part)
+    return {*known} <= {*names(here)}
 
 
 def is_anothers(word: str) -> bool:

@@ -1,6 +1,8 @@
 """The study: fields of an experiment to search, their ranges, and the measures to optimise."""
 
 import json
+import re
+from contextlib import suppress
 from decimal import Decimal
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
@@ -31,7 +33,7 @@ def _check_range(low: float, high: float, step: float, *, log: bool, no_step: fl
     """Raises IssueError if a range has no candidates. `no_step` is the only step allowed with log."""
     given = f"[{low:g}, {high:g}]"
     if low >= high:
-        hint = "a parameter with one value belongs under overrides" if low == high else ""
+        hint = "a parameter with one value belongs under overrides" if low == high else f"write [{high:g}, {low:g}]"
         raise IssueError(Issue("the lower end must come first", (), given, "[low, high]", hint))
     if log and low <= 0:
         hint = "raise the lower end, or leave log out"
@@ -116,22 +118,33 @@ def _kind(value: Any) -> str | None:
 _ENDS = (("low", "high"), ("min", "max"), ("lower", "upper"), ("from", "to"))
 _LISTS = ("choice", "choices", "values", "value", "categorical", "grid", "grid_search")
 _FIXED = "a parameter with one value belongs under overrides"
-_INTERVALS = ("uniform", "range", "bounds", "loguniform", "log_uniform", "int_uniform", "randint")
+_INTERVALS = ("uniform", "range", "bounds", "log", "loguniform", "log_uniform", "int_uniform", "randint")
+_IN_WORDS = re.compile(r"[\[(\s]*([\d.eE+-]*\d)\s*(?:\.\.+|-|,|:|to)\s*([\d.eE+-]*\d)[\])\s]*")
+"""An interval in a text: `0.1..0.3`, `0.1 to 0.3`."""
 
 
 def _of_a_form(value: Any) -> Any:
     """Returns a value that has the form of a range, even with errors inside; raises an issue that shows the right form
     for any other."""
-    ends = value.get(kind) if isinstance(value, dict) and (kind := _kind(value)) in ("float", "int") else None
-    if _kind(value) and not isinstance(ends, dict):
-        return value
+    kind = _kind(value)
+    given = value[kind] if kind and isinstance(value, dict) else value
+    match kind, given:
+        case (("float" | "int"), [_, _]) | ("choice", list() | tuple()) | ("cases", dict()):
+            return value
+        case str(), FloatRange() | IntRange() | Choice() | Cases():
+            return value
     forms = "{float: [low, high]}, {int: [low, high]}, {choice: [value, ...]}, {cases: {name: value}}"
-    raise IssueError(Issue("of no known form", (), _flow(value)[:80], forms, _in_right_form(ends or value)))
-
-
-def _in_right_form(value: Any) -> str:
-    """Returns a hint that writes a list or another framework's range in the form of a study; empty for other values."""
     log = ", log: true" if "log" in str(value).lower() else ""
+    raise IssueError(Issue("of no known form", (), _flow(value)[:80], forms, _in_right_form(given, kind or "", log)))
+
+
+def _in_right_form(value: Any, kind: str, log: str) -> str:
+    """Returns a hint that writes a list or another framework's range in the form of a study; empty for other values."""
+    if isinstance(value, str) and (ends := _IN_WORDS.fullmatch(value)):
+        with suppress(ValueError):
+            value = [json.loads(end) for end in ends.groups()]
+    if kind == "choice" and isinstance(value, dict):
+        return f"write {{cases: {_flow(value)}}}"
     if isinstance(value, dict):
         ends = next(([value[low], value[high]] for low, high in _ENDS if low in value and high in value), None)
         listed, within = (
@@ -145,6 +158,7 @@ def _in_right_form(value: Any) -> str:
         value = ends or within
     if not isinstance(value, list):
         return "" if value is None else _FIXED
+    value = [item for item in value if item != "log"]
     if len(value) < 2:
         return _FIXED
     choice = f"{{choice: {_flow(value)}}}"

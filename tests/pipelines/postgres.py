@@ -53,7 +53,6 @@ class Postgres:
 
     def kill(self) -> None:
         """kill -9 of the server and all its processes."""
-        assert self._process is not None
         postmaster = int((self.directory / "data/postmaster.pid").read_text().split()[0])
         os.kill(postmaster, signal.SIGKILL)
         self._process.wait()

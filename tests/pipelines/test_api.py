@@ -158,6 +158,10 @@ def test_an_outcome_gives_its_metrics_as_rows_and_as_columns(root: Path, spec: d
         RpgError, match=r"no metric 'reward/maen' is recorded; there are: .*; did you mean `reward/mean`\?"
     ):
         outcome.history("reward/maen")
+    with pytest.raises(RpgError, match=r"; did you mean `reward/mean`\?"):
+        outcome.metrics("reward")
+    with pytest.raises(AttributeError, match=r"JobRun has no attribute 'id'; there are: name, reason, run_id, seed"):
+        _ = outcome.runs[0].id  # type: ignore[attr-defined]
 
 
 def test_an_outcome_that_has_nothing_yet_has_no_rows(spec: dict[str, Any]) -> None:
@@ -195,7 +199,6 @@ def test_a_figure_is_written_at_a_papers_widths(tmp_path: Path) -> None:
 
     lines = [line([(1, 0.1), (2, 0.4)], label="first <a>"), line([(1, 0.2)], label="second", color=1)]
     chart = line_chart(lines, title="Mean & reward", name="reward/mean")
-    assert chart is not None
     names = [path.name for path in save_figures([chart], tmp_path / "figures")]
     drawn = [f"reward-mean{wide}.{kind}" for wide in ("", "-wide") for kind in ("svg", "pdf", "png")]
     assert names == [*drawn, "reward-mean.csv"]

@@ -34,7 +34,6 @@ def go(components: TrainerComponents, state: TrainingState, leg: int) -> None:
     trainer.recompute(minibatches, ledger)
     with components.learner.updating():
         trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
-    assert components.reference is not None
     components.reference.move(ema_decay=0.5)
     state.step += 1
 

@@ -184,7 +184,6 @@ def rest_between_updates(learner: Learner) -> None:
 
     def update_and_rest(*, learning_rate: float) -> float:
         norm = make(learning_rate=learning_rate)
-        assert learner._update_state is not None
         model, state = places(learner, of_model=True), places(learner, of_model=False)
         learner._update_state.to_host()
         assert places(learner, of_model=True) == model, "the model's weights stay"
@@ -219,7 +218,6 @@ class Unrecorded:
 def check_reference(trainer: Trainer, minibatches: list[Minibatch], ledger: TokenLedger) -> None:
     """The snapshot from before the updates still gives the old logprobs; the policy does not, before nor after."""
     batch, learner, reference = minibatches[1].passes[0], trainer.components.learner, trainer.components.reference
-    assert reference is not None
     tolerance = 1e-5 if trainer.training.precision == "float32" else 5e-3
 
     def logprobs() -> torch.Tensor:
@@ -334,7 +332,6 @@ class LowRank(torch.nn.Module):
 
 def low_rank(model: PreTrainedModel, base: Path, training: Training) -> list[torch.nn.Parameter]:
     """Freezes the model and gives it the learner's adapters, written out; returns what is trained."""
-    assert training.lora is not None
     _seed_everything(0)
     drawn = {name: a for name, a in load_model(base, training).named_parameters() if "lora_A" in name}
     model.requires_grad_(False)

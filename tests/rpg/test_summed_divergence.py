@@ -15,6 +15,7 @@ from places import PACKAGES
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.rpg.test_teacher import make_teacher
 from tests.rpg.tiny_run import make_inputs, make_run, rows, train
 
 KL_COEF, STEP = 0.7, 3
@@ -22,6 +23,8 @@ TRAINING = {
     **{"steps": STEP, "minibatches": 1, "export_every_steps": 1, "schedule": {"type": "constant"}},
     **{"optimizer": {"learning_rate": 0.02, "epsilon": 1e-6}, "checkpoint": {"every_steps": 100}},
 }
+TAUGHT: dict[str, Any] = {"source": "teacher", "reward": {"type": "none"}}
+"""Without a reward, of a teacher of another architecture with more logits than the policy."""
 CASES: dict[str, dict[str, Any]] = {
     "full-token": {"objective": {"kl": "full", "divergence": "reverse"}},
     "full-to-go": {"objective": {"kl": "full", "divergence": "jensen_shannon", "level": "to_go"}},
@@ -53,6 +56,9 @@ CASES: dict[str, dict[str, Any]] = {
             "max_response_length": 20,
         },
     },
+    "teacher": {"objective": {"kl": "full", "divergence": "unnormalized_forward"}, **TAUGHT},
+    "teacher-jensen-shannon": {"objective": {"kl": "full", "divergence": "jensen_shannon", "level": "to_go"}, **TAUGHT},
+    "teacher-top": {"objective": {"kl": "top_k", "divergence": "reverse", "kl_top_k": 4}, **TAUGHT},
 }
 
 
@@ -69,6 +75,7 @@ def _installed() -> Iterator[None]:
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("inputs")
     make_inputs(directory)
+    make_teacher(directory)
     return directory
 
 
@@ -134,6 +141,7 @@ def response_loss(objective: dict[str, Any], policy: Any, reference: Any, respon
             with torch.set_grad_enabled(model is policy):
                 found.append(model(torch.tensor([context + ids])).logits[0, len(context) - 1 : -1])
     now, other = (torch.log_softmax(torch.cat(found), -1) for found in logits.values())
+    other = other[:, : now.shape[-1]]  # the teacher has further tokens, so that its mass here is below 1
     tokens = torch.tensor([token for _, ids in response.turns for token in ids])
     chosen, log_q = (each.gather(-1, tokens[:, None])[:, 0] for each in (now, other))
     log_q = log_q - chosen.detach()
@@ -145,14 +153,18 @@ def response_loss(objective: dict[str, Any], policy: Any, reference: Any, respon
         whole = (value + outside).detach()
         later = whole.flip(0).cumsum(0).flip(0) - whole
     losses = -(response.advantage - KL_COEF * later) * chosen + KL_COEF * reached * (value + outside)
-    return losses.sum(), (now.exp() * (now - other)).sum(-1).detach()
+    reverse = now.exp() * (now - other) - now.exp() + other.exp()
+    return losses.sum(), reverse.sum(-1).detach()
 
 
-def plain_gradient(inputs: Path, run_dir: Path, objective: dict[str, Any]) -> tuple[float, float]:
-    """Norm of the gradient of the last step's update, and the mean reverse KL, by whole logits of plain models."""
-    policy = AutoModelForCausalLM.from_pretrained(run_dir / f"weights/step-{STEP - 1:06}")
-    reference = AutoModelForCausalLM.from_pretrained(inputs / "base")
-    read = responses(inputs, run_dir, STEP)
+def plain_gradient(
+    inputs: Path, run_dir: Path, objective: dict[str, Any], source: str, step: int
+) -> tuple[float, float]:
+    """Norm of the gradient of a step's update, and the mean reverse KL, by whole logits of plain models."""
+    weights = run_dir / f"weights/step-{step - 1:06}" if step > 1 else inputs / "base"
+    policy = AutoModelForCausalLM.from_pretrained(weights)
+    reference = AutoModelForCausalLM.from_pretrained(inputs / source)
+    read = responses(inputs, run_dir, step)
     total = sum(len(ids) for each in read for _, ids in each.turns)
     divergences = []
     for each in read:
@@ -169,22 +181,26 @@ def test_a_run_has_the_gradient_that_plain_models_give_for_its_record(inputs: Pa
     changes = CASES[case]
     objective = {"level": "token", "estimator": "reinforce", **changes["objective"]}
     training = TRAINING | changes.get("training", {})
+    source = changes.get("source", "base")
+    reference = {"source": "initial"} if source == "base" else {"source": "model", "path": str(inputs / source)}
     run_dir = make_run(
         inputs,
         tmp_path / "run",
         objective={"type": "rpg", "kl_coef": KL_COEF, **objective},
-        reference={"source": "initial", "update": None},
+        reference={**reference, "update": None},
+        reward=changes.get("reward", {}),
         rollout=changes.get("rollout", {}),
         training=training,
     )
     train(run_dir, ranks=training.get("ranks", 1))
-    metrics = {row["name"]: row["value"] for row in rows(run_dir, "metrics") if row["step"] == STEP}
-    norm, reverse = plain_gradient(inputs, run_dir, objective)
-    assert metrics["kl/reverse"] > 1e-3
-    if objective["kl"] == "full":
-        assert metrics["kl/reverse"] == pytest.approx(reverse, rel=1e-3)
-    if "lora" not in training:  # the plain model has no adapters
-        assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-3)
+    metrics = {(row["step"], row["name"]): row["value"] for row in rows(run_dir, "metrics")}
+    assert metrics[STEP, "kl/reverse"] > 1e-3
+    for step in range(1, STEP + 1):
+        norm, reverse = plain_gradient(inputs, run_dir, objective, source, step)
+        if objective["kl"] == "full":
+            assert metrics[step, "kl/reverse"] == pytest.approx(reverse, rel=1e-3, abs=1e-6)
+        if "lora" not in training:  # the plain model has no adapters
+            assert metrics[step, "grad_norm"] == pytest.approx(norm, rel=1e-3)
 
 
 @pytest.mark.more

@@ -31,9 +31,15 @@ TRAINING = {"steps": 8, "checkpoint": {"every_steps": 3}}
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Model, data, and a teacher of another architecture with the same tokenizer, its logits padded."""
+    """Model, data and teacher."""
     directory = tmp_path_factory.mktemp("inputs")
     make_inputs(directory)
+    make_teacher(directory)
+    return directory
+
+
+def make_teacher(directory: Path) -> None:
+    """Makes a teacher of another architecture than the base model there, with the same tokenizer, its logits padded."""
     torch.manual_seed(1)
     config = GPT2Config(
         **{"vocab_size": 8, "n_positions": 64, "n_embd": 16, "n_layer": 3, "n_head": 2},
@@ -44,7 +50,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         parameter.data += 0.3 * torch.randn_like(parameter)  # far from uniform
     teacher.save_pretrained(directory / "teacher")
     AutoTokenizer.from_pretrained(directory / "base").save_pretrained(directory / "teacher")
-    return directory
 
 
 def taught(inputs: Path) -> dict[str, dict[str, Any]]:

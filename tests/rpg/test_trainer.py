@@ -27,16 +27,18 @@ def trained(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 
 
 @pytest.mark.more
-def test_every_step_records_the_metrics_that_are_described_and_no_other(trained: tuple[Path, str]) -> None:
+def test_every_step_records_the_same_metrics_once_and_none_that_is_not_described(trained: tuple[Path, str]) -> None:
     names = defaultdict(set)
     for row in rows(trained[0], "metrics"):
         assert row["name"] not in names[row["step"]], "recorded twice"
         names[row["step"]].add(row["name"])
     assert set(names) == set(range(1, 7))
-    assert all(recorded == described() for recorded in names.values())
+    assert all(recorded == names[1] <= described() for recorded in names.values())
 
 
-def test_metrics_of_optional_parts_are_recorded_with_them(inputs: Path, tmp_path: Path) -> None:
+def test_the_metrics_that_are_described_are_recorded_and_those_of_optional_parts_with_them(
+    inputs: Path, tmp_path: Path
+) -> None:
     training = {"steps": 1, "skip_zero_advantage": True}
     rollout = {"dynamic_sampling": {"max_batches": 2}}
     # A divergence in the loss gives every token a gradient: nothing could be skipped.

@@ -97,6 +97,7 @@ def open_engine(name: str, weights_dir: Path, *, max_concurrent: int = 128, max_
         "dedicated": VllmRollout(
             engine="vllm", placement="dedicated", max_concurrent=max_concurrent, cpu_cache_gib=0.25
         ),
+        "vllm engines": VllmRollout(engine="vllm", engines=2, max_concurrent=max_concurrent, cpu_cache_gib=0.1),
     }[name]
     return open_sampler(spec, on_cpu(weights_dir, max_length=max_length))
 

@@ -55,8 +55,6 @@ def diagnoses(file: Path, text: str, schema: Path) -> list[str]:
     """What the language server, as an editor starts it, says of a file with something wrong in it."""
     assert SERVER is not None
     server = subprocess.Popen([SERVER, "--stdio"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert server.stdin is not None
-    assert server.stdout is not None
 
     def send(method: str, params: Any, number: Any = None) -> None:
         message = {"jsonrpc": "2.0", "method": method, "params": params} | ({"id": number} if number else {})

@@ -72,6 +72,12 @@ def test_a_frozen_study_comes_back_the_same():
         ("[a, b]", 'write {choice: ["a", "b"]}\n'),
         ("0.2", "a parameter with one value belongs under overrides\n"),
         ("{flaot: [0.1, 0.3]}", "did you mean `float`?\n"),
+        ("{float: [0.1, 0.2, 0.3]}", "write {choice: [0.1, 0.2, 0.3]}\n"),
+        ("{float: [0.1, 0.3, log]}", "write {float: [0.1, 0.3], log: true} for what lies between, "),
+        ("{float: 0.2}", "a parameter with one value belongs under overrides\n"),
+        ("{choice: {a: 0.1, b: 0.2}}", 'write {cases: {"a": 0.1, "b": 0.2}}\n'),
+        ("0.1..0.3", "write {float: [0.1, 0.3]} for what lies between, "),
+        ("0.1 to 0.3", "write {float: [0.1, 0.3]} for what lies between, "),
     ],
 )
 def test_a_range_in_the_wrong_form_gets_the_right_one(written, hint):
@@ -121,7 +127,7 @@ def test_a_range_whose_end_cannot_be_is_told_at_the_parameter():
         ("float: [0.05, 0.4]", "flaot: [0.05, 0.4]", "parameters[objective.clip.low]: of no known form"),
         ("[0.05, 0.4]", "[0.5, 0.4]", "parameters[objective.clip.low]: the lower end must come first"),
         ("[0.01, 1.0]", "[0, 1.0]", "parameters[objective.clip.high]: a logarithmic range must be above 0"),
-        ("[0.05, 0.4]", "[0.05]", "parameters[objective.clip.low].float.1: missing"),
+        ("[0.05, 0.4]", "[0.05]", "hint: a parameter with one value belongs under overrides"),
         ("[2, 8], step: 2", "[2, 8.5]", "parameters[training.minibatches].int.1: must be a whole number"),
         ("held_out", "heldout", "goal.dataset: no such evaluation set"),
         ("mean@8", "mean@9", "goal.metric: more samples than an evaluation has"),

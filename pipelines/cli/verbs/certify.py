@@ -76,7 +76,7 @@ def _of_spec(file: Path, overrides: list[str]) -> "dict[str, list[Named]]":
     then those of the built-in objectives with the same claims as its formulas."""
     import json
 
-    from pipelines.report.evidence import cell_labels
+    from pipelines.report.evidence import cell_labels, with_key
     from rpg.certificate.catalogue import alike, label
     from rpg.certificate.certificate import certify_experiment, certify_over_training, turns_of
     from rpg.certificate.coverage import not_covered
@@ -95,7 +95,8 @@ def _of_spec(file: Path, overrides: list[str]) -> "dict[str, list[Named]]":
     ]
     named: dict[tuple[str, str, str], Named] = {}
     beside: dict[str, Named] = {}
-    for cell, left_out, short in zip(cells, left, cell_labels(varied), strict=True):
+    key_of_cells, labels = cell_labels(varied)
+    for cell, left_out, short in zip(cells, left, labels, strict=True):
         objective, turns = cell.experiment.objective, turns_of(cell.experiment)
         read = [left_out, cell.experiment.rollout.partial]
         key = objective.model_dump_json(), turns, json.dumps(read, sort_keys=True)
@@ -103,7 +104,10 @@ def _of_spec(file: Path, overrides: list[str]) -> "dict[str, list[Named]]":
             continue
         if issue := refused(objective):
             raise SpecError(document.locate(issue, cell.values))
-        named[key] = cell.label or short or label(objective), certify_experiment(cell.experiment)
+        named[key] = (
+            cell.label or with_key(key_of_cells, short) or label(objective),
+            certify_experiment(cell.experiment),
+        )
         if isinstance(objective, FormulaObjective):
             for name, other in alike(objective):
                 beside.setdefault(name, (name, certify_over_training(other, turns)))

@@ -72,6 +72,8 @@ def result_text(comparison: RunComparison, kind: TableFormat, choice: Choice, *,
     from pipelines.cli.output import table_for_papers
 
     columns, rows = _by_group(comparison, choice.digits)
+    if kind is not TableFormat.csv:  # whose column has one name for any experiment
+        columns[1] = comparison.groups[0].key or columns[1]
     chosen = replace(choice, digits=None).of_table(rows)
     kept = [place for place, _ in enumerate(columns) if place < _FIGURES or any(row[place] for row in chosen)]
     shown = [[row[place] for place in kept] for row in chosen]
@@ -128,7 +130,7 @@ def _caption(comparison: RunComparison) -> str:
     if outcomes:
         means += f" and {_range([outcome.num_problems for outcome in outcomes])} problems"
     confidence = comparison.groups[0].runs[0].spec.evaluation.confidence
-    told = f" Differences are from {comparison.groups[0].label}; * marks those that the verdict supports."
+    told = f" Differences are from {comparison.groups[0].named}; * marks those that the verdict supports."
     return f"{means}, with {100 * confidence:g} % intervals.{told if len(comparison.groups) > 1 else ''}"
 
 
@@ -177,7 +179,7 @@ def _on_one_screen(comparison: RunComparison, row: str) -> bool:
 def _spec_table(comparison: RunComparison, paths: Sequence[str]) -> Table:
     from pipelines.report.evidence import show
 
-    table = _table("spec", *(group.label for group in comparison.groups))
+    table = _table(_header("spec", comparison), *(group.label for group in comparison.groups))
     for path in paths:
         _add(table, path, *map(show, comparison.spec[path]))
     return table
@@ -234,7 +236,13 @@ def _results(comparison: RunComparison, digits: int | None) -> tuple[list[str], 
     if len(set(steps.values())) > 1:  # a run that paused or ended early differs from its final state
         listed.append(["evaluated at step", *(str(steps.get(label, "-")) for label in labels)])
     listed += [[name, *(cells.get(label, "-") for label in labels)] for name, cells in rows.items()]
-    return ["result", *labels], listed
+    return [_header("result", comparison), *labels], listed
+
+
+def _header(what: str, comparison: RunComparison) -> str:
+    """Returns the header of a first column, with the name of what stands above the others: `result, by clip.high`."""
+    key = comparison.groups[0].key
+    return f"{what}, by {key}" if key else what
 
 
 def _states(group: Group) -> str:

@@ -17,9 +17,11 @@ def logs(
 ) -> None:
     """Prints the logs of a run's stages, or those of all current runs of an experiment."""
     from pipelines.cli.follow import print_logs
-    from pipelines.cli.reading import reading
+    from pipelines.cli.reading import reading, wait_for_start
     from pipelines.home.runs import find_runs
 
     with reading(profile) as record:
         record.refresh((), logs=True)
+        if follow:
+            wait_for_start(record, [name])
         print_logs(record, find_runs(record.home, name), stage=stage, follow=follow)

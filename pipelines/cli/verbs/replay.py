@@ -60,7 +60,8 @@ def replay(
 ) -> None:
     """Recomputes the loss and its gradient weights on recorded rollouts under other objectives.
 
-    No model is run except for `--gradients`. Logprobs, rewards and the reference come from the record; advantages are
+    No model is run except for `--gradients`, and for a divergence that is summed over tokens (`objective.kl`), at the
+    steps whose checkpoint is kept. Logprobs, rewards and the reference come from the record; advantages are
     recomputed from the rewards: as a spec file says, else as in the run if the objective has the run's type, else as
     the objective was published. Each token counts at the policy of the update that last trained on it.
     """
@@ -75,14 +76,12 @@ def replay(
     from pipelines.home.home import Home
     from pipelines.home.runs import find_run
     from pipelines.replay.gradients import Moment
-    from pipelines.replay.objectives import alternatives
+    from pipelines.replay.objectives import alternatives, own_objective
     from pipelines.replay.page import page
     from pipelines.replay.rows import ChosenSteps
     from pipelines.replay.run import replay_run
     from specs.reading.recorded import recorded_spec
 
-    if not gradients:
-        torch.set_num_threads(1)
     if at and (not gradients or at not in tuple(Moment)):
         raise typer.BadParameter("start or end, and with --gradients", param_hint="--at")
     chosen = ChosenSteps(*_range(steps), tuple(step or ()))
@@ -90,6 +89,8 @@ def replay(
     run_id = find_run(home, run)
     spec = recorded_spec(home.run(run_id))
     others = alternatives(spec, objective or (), overrides=overrides or (), sweeps=sweep or ())
+    if not gradients and not any(each.sum for each in (own_objective(spec), *others)):
+        torch.set_num_threads(1)  # no model is run
     replays = replay_run(
         home, run_id, others, chosen=chosen, gradients=Moment(at or Moment.start) if gradients else None
     )
@@ -122,6 +123,7 @@ def _print_heading(replayed: "RunReplay") -> None:
     print(f"{replayed.run_id}: {len(replayed.steps)} steps, {tokens} tokens", end="")
     print(f" ({untrained} more were not trained on and are left out)" if untrained else "")
     print(f"recorded  {replayed.recorded.setting}")
+    print(f"sums      {replayed.sums.sentence}\n" if replayed.sums.sentence else "", end="")
 
 
 def _print_table(replays: Sequence["RunReplay"]) -> None:
@@ -145,7 +147,7 @@ def _print(replayed: "RunReplay") -> None:
     print(f"replayed  {replayed.replayed.setting}")
     print("".join(f"left out  {sentence}\n" for sentence in replayed.left_out))
     recorded, other = replayed.overall["recorded"], replayed.overall["replayed"]
-    print_table(("overall", "recorded", "replayed"), [[name, recorded[name], other[name]] for name in recorded])
+    print_table(("overall", "recorded", "replayed"), [[name, recorded.get(name, ""), other[name]] for name in other])
     print()
     print(_gradient_sentence(replayed))
     columns = ["step", "tokens", *(f"{name} {side}" for name in _STEP_METRICS for side in ("rec.", "rep.")), "cosine"]
@@ -177,6 +179,8 @@ def _print_gradients(replays: Sequence["RunReplay"]) -> None:
 
 def _gradient_sentence(replayed: "RunReplay") -> str:
     overall = replayed.overall
+    if not overall["recorded"]:
+        return "gradient weights: not compared, since the run's own objective could not be replayed"
     if overall["cosine"] is None:
         return "gradient weights: one of the two objectives has none"
     return (

@@ -26,8 +26,9 @@ def runs(
     """Lists the runs, newest last. The reward is the mean over the last ten steps."""
     from pipelines.cli.disk import disk_rows, in_words, shared_bytes, size_text
     from pipelines.cli.output import print_rows
-    from pipelines.cli.reading import reading
+    from pipelines.cli.reading import is_starting, reading
     from pipelines.cli.show import list_runs
+    from pipelines.home.starting import starting
     from pipelines.home.versions import runs_of, split_name
 
     _check_status(status)
@@ -45,7 +46,12 @@ def runs(
             if not as_json:
                 rows = list(in_words(rows))
                 typer.echo(f"results that runs share: {size_text(shared_bytes(record.home))}", err=True)
+    begun = [name for name in starting(record.home) if experiment in (None, name)] if not profile else []
+    for name in begun:
+        typer.echo(is_starting(name), err=True)
     if not rows and not as_json:
+        if begun:
+            return
         which = " ".join(["no", *([status] if status else []), "runs", *([f"of {experiment}"] if experiment else [])])
         typer.echo(f"{which} in {record.home.root}", err=True)
         if not record.home.root.exists() and not record.home.another():

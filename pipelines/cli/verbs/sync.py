@@ -13,7 +13,7 @@ def sync(
     name: RunsName,
     again: Annotated[bool, typer.Option("--all", help="Send records again that the sinks already have.")] = False,
 ) -> None:
-    """Sends missing records to TensorBoard, Weights & Biases and MLflow, as the experiment's `sinks` say.
+    """Sends missing records to TensorBoard, Weights & Biases, MLflow and Trackio, as the experiment's `sinks` say.
 
     Skips a running run, because the command that executes it sends its records. Exits 1 if a sink fails.
     """

@@ -21,7 +21,7 @@ def up(
     ] = 0,
     profile: Annotated[
         Literal["embedded", "server"] | None,
-        typer.Option(help="embedded: SQLite, the default. server: PostgreSQL, Redis, a page of all reports."),
+        typer.Option(help="embedded: SQLite, the default. server: PostgreSQL and Redis."),
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Number of workers; 0 means one.")] = 0,
     foreground: Annotated[
@@ -32,7 +32,7 @@ def up(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Starts a Prefect server, workers and optuna-dashboard here and prints the addresses of the dashboards.
+    """Starts a Prefect server, workers, the pages of all reports and optuna-dashboard here and prints their addresses.
 
     They run until `rpg down`; a process that dies is restarted. optuna-dashboard shows the newest study, or all of a
     database, and changes none. If it is not installed (`pip install "rpg-experiments[dashboard]"`) the others start
@@ -44,8 +44,8 @@ def up(
     continue, workers elsewhere are restarted with the new one. The secret that the home's processes show each other
     (services/secrets/own) stays while any server of the home is up; otherwise it is new too.
 
-    --profile server is for a team: PostgreSQL and Redis (from the system's packages), two processes for the API, one
-    for Prefect's background services, a page of all reports.
+    --profile server is for a team: PostgreSQL and Redis (from the system's packages), two processes for the API,
+    and one for Prefect's background services.
 
     --foreground stays in the foreground. SIGTERM and Ctrl-C end all services: runs save and return to the queue. After
     `rpg down` it exits with 0, and with 1 if supervisord was killed.
@@ -94,5 +94,6 @@ def _show(services: Services, logins: dict[str, str], *, as_json: bool) -> None:
             if address:
                 print(f"{name}: {address}")
         print(f"log in with: {logins['password']}")
-        print(f"to read only: {logins['reader']}")
+        valid = " and ".join(name for name, address in pages.items() if address)
+        print(f"to read only, at {valid}: {logins['reader']}")
     sys.stdout.flush()

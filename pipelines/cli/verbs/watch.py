@@ -36,17 +36,19 @@ def watch(
     if not names:
         raise typer.BadParameter("name a run or an experiment, or give --web for all", param_hint="RUN-or-EXPERIMENT")
     from pipelines.cli.follow import watch_runs
-    from pipelines.cli.reading import reading
+    from pipelines.cli.reading import reading, wait_for_start
     from pipelines.home.runs import find_runs
 
     with reading(profile) as record:
         record.refresh(())
+        wait_for_start(record, names)
         run_ids = dict.fromkeys(run_id for name in names for run_id in find_runs(record.home, name))
         if set(watch_runs(record, list(run_ids))) != {"finished"}:
             raise typer.Exit(1)
 
 
 def _in_browser(names: list[str], host: str, port: int, profile: str) -> None:
+    from pipelines.cli.reading import Reading, wait_for_start
     from pipelines.home.home import Home
     from pipelines.home.runs import find_run, is_study
     from pipelines.home.versions import is_experiment, runs_of
@@ -55,6 +57,7 @@ def _in_browser(names: list[str], host: str, port: int, profile: str) -> None:
     if profile:
         raise typer.BadParameter("the server's own address shows its record in a browser", param_hint="--web")
     home = Home.from_environment()
+    wait_for_start(Reading(home), names)
     wanted = []
     for name in names:
         if is_experiment(home, name):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipelines.doctor.gpu_checks.catalogue import CHECKS
 from pipelines.doctor.gpu_checks.check import Result
+from pipelines.home.examined import note_examined
 from pipelines.home.home import Home
 from pipelines.launchers import is_rank, job_file, launcher_of
 from pipelines.processes.supervisor import Child, log_tail, supervise
@@ -82,7 +83,10 @@ def check_gpus(
         )
         code = supervise(child, stop=lambda: None, tick=show_new)
         show_new()
-        return list(_results(out, names, ranks, f"the ranks ended with code {code}: {_last_line(log)}; see {log}"))
+        results = list(_results(out, names, ranks, f"the ranks ended with code {code}: {_last_line(log)}; see {log}"))
+    if not on_cpu:
+        note_examined(home, {result.host for result in results}, experiment.launcher.type)
+    return results
 
 
 def _on_all(gpus: int) -> Experiment:

@@ -59,7 +59,7 @@ class Services:
     studies_url: str = ""
     """The address of optuna-dashboard for a browser; empty if it is not installed, or has not started."""
     record_url: str = ""
-    """The address of the reports and the record's files; empty in the embedded profile."""
+    """The address of the reports and the record's files."""
 
     @property
     def dashboard(self) -> str:
@@ -119,20 +119,18 @@ def is_healthy(url: str, timeout: float = 2.0) -> bool:
     return answers(f"{url}/ready", timeout)
 
 
-def wait_until_healthy(
-    url: str, process: Popen[bytes] | Forked, log: Path, timeout: float = START_SECONDS, *, log_start: int = 0
-) -> None:
-    """Waits until the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over.
+def wait_until_healthy(url: str, process: Popen[bytes] | Forked, log: Path, *, log_start: int = 0) -> None:
+    """Waits until the API answers. Raises ServiceError when its process ends first, or START_SECONDS are over.
 
     Args:
         log_start: the log's length when the process was started.
     """
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + START_SECONDS
     while not is_healthy(url):
         if process.poll() is not None:
             raise ServiceError(f"the Prefect server ended while starting; {log}:\n{log_tail(log, since=log_start)}")
         if time.monotonic() > deadline:
-            raise ServiceError(f"the Prefect server did not answer within {timeout:g} s; see {log}")
+            raise ServiceError(f"the Prefect server did not answer within {START_SECONDS:g} s; see {log}")
         time.sleep(0.1)
     refuse_anothers(url)
 

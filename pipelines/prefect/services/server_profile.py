@@ -88,12 +88,6 @@ class ServerProfile:
         ]
         return Program("services", command, self.environment, log="prefect-services.log")
 
-    def record_page(self, port: int) -> Program:
-        """Returns the program that serves the reports and the record's files, read-only."""
-        environment = self.of_pages | {"RPG_WEB_PORT": str(port)}
-        address = f"http://127.0.0.1:{port}/ready"
-        return Program("record", [sys.executable, "-P", "-m", "pipelines.web"], environment, address=address)
-
     @property
     def of_workers(self) -> dict[str, str]:
         """Returns the environment of workers: the addresses of the home and the studies."""

@@ -122,36 +122,37 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
     if wanted.profile == "server":
         server = ServerProfile.prepare(home, url)
         api = _api(port, server.environment | API_ONLY, API_PROCESSES)
-        beside = [server.background_services(), server.record_page(record_port)]
+        beside = [server.background_services()]
         of_workers, of_pages = server.of_workers, server.of_pages
     else:
         server, api, beside = None, _api(port, embedded_environment(home, url), 1), []
         of_workers = {"RPG_HOME": str(home.root)}
         of_pages = of_workers | {PASSWORDS_VARIABLE: "home"}
+    record = _record_page(record_port, of_pages)
     studies = _studies_page(studies_port, of_pages, say)
     worker = _worker(url, of_workers, wanted.workers or 1)
 
-    programs = [*(server.backends if server else []), api, *beside, *studies, worker]
+    programs = [*(server.backends if server else []), api, *beside, record, *studies, worker]
     supervisor, process = Supervisor.start(home, programs)
-    services = Services(url, process, supervisor.port, wanted.profile or "embedded")
+    record_url = f"http://127.0.0.1:{record_port}"
+    services = Services(url, process, supervisor.port, wanted.profile or "embedded", record_url=record_url)
     services.write(home)
     write_private(_port_file(home), json.dumps({"port": port}))
     try:
         if server:
             say("starting PostgreSQL and Redis")
             server.start_backends(supervisor)
-            services = replace(services, record_url=f"http://127.0.0.1:{record_port}")
         say(f"starting the Prefect server at {url}")
-        for program in (api, *beside, *studies):
+        for program in (api, *beside, record, *studies):
             refuse_anothers(program.address)
             supervisor.run(program.name)
         for program in (api, *beside):
             supervisor.wait_for_address(program)
         say("registering the flows and starting the worker" + "s" * (worker.processes != 1))
         renew_deployments(home, url)
-        if services.record_url:
-            name_record(home, url, services.record_url)
+        name_record(home, url, record_url)
         supervisor.run(worker.name)
+        supervisor.wait_for_address(record)
         for page in studies:
             say("waiting for the dashboard of studies")
             services = replace(services, studies_url=_wait_for_page(supervisor, page, say))
@@ -187,6 +188,12 @@ def _worker(url: str, environment: dict[str, str], processes: int) -> Program:
     command = [sys.executable, "-P", "-c", "from pipelines.cli import main; main()", "worker"]
     options = ["--pool", POOL, "--profile", url]
     return Program("worker", [*command, *options], environment, log="prefect-worker.log", processes=processes)
+
+
+def _record_page(port: int, environment: dict[str, str]) -> Program:
+    """Returns the program that serves the reports and the record's files, read-only."""
+    environment, address = environment | {"RPG_WEB_PORT": str(port)}, f"http://127.0.0.1:{port}/ready"
+    return Program("record", [sys.executable, "-P", "-m", "pipelines.web"], environment, address=address)
 
 
 def _studies_page(port: int, environment: dict[str, str], say: Callable[[str], None]) -> list[Program]:

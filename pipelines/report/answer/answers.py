@@ -191,8 +191,8 @@ def _answer(
         results = [_against(outcome, first, said, against) if outcome.label in held else outcome for outcome in results]
     step = next((table.step for table in held.values() if table.step), 0)
     what = f"On {dataset}" if measure in (ACCURACY, SCORE) else f"{measure.capitalize()} on {dataset}"
-    where = f"{what} at step {step}: " if step else f"{what}: "
-    sentences = (where + said.text, *not_compared(results, lost), *not_whole(groups))
+    where = what + f" at step {step}" * bool(step) + f", by {groups[0].key}" * bool(groups[0].key)
+    sentences = (f"{where}: {said.text}", *not_compared(results, lost), *not_whole(groups))
     return Answer(dataset, measure, tuple(results), said, sentences)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from pipelines.report.answer.outcome import Outcome, only_these_weights
 from pipelines.report.answer.scores import Level
-from pipelines.report.evidence import Group, Run
+from pipelines.report.evidence import Group, Run, with_key
 from pipelines.report.statistics import Interval
 from rpg.statistics.wording import CHOSEN, ONE_SEED, look_sentence, of_runs_like_these
 
@@ -134,7 +134,7 @@ def _moved(outcome: Outcome) -> str:
 def nothing_compared(
     dataset: str, results: Sequence[Outcome], groups: Sequence[Group], lost: Sequence[Outcome]
 ) -> list[str]:
-    at = dict.fromkeys(f"{result.label} at step {result.step}" for result in results)
+    at = dict.fromkeys(f"{with_key(groups[0].key, result.label)} at step {result.step}" for result in results)
     if lost or any(result.chosen for result in results):
         return [f"On {dataset} nothing is compared.", *not_compared(results, lost), *not_whole(groups)]
     why = f"they share no step at which all were evaluated ({_listed(list(at))})"
@@ -170,7 +170,7 @@ def not_whole(groups: Sequence[Group]) -> list[str]:
 
 
 def _named(groups: Sequence[Group], group: Group, run: Run) -> str:
-    return f"seed {run.seed}" if len(groups) == 1 else f"seed {run.seed} of {group.label}"
+    return f"seed {run.seed}" if len(groups) == 1 else f"seed {run.seed} of {group.named}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from pipelines.home.home import Home
 from pipelines.report.answer import digits_of, figure_and_interval
 from pipelines.report.charts import number
-from pipelines.report.evidence import show
+from pipelines.report.evidence import short_names, show
 from pipelines.report.page import publish, render
 from pipelines.studies.answers import pictures
 from pipelines.studies.answers.answer import Answer, answer, difference, rise, study_best, with_interval
@@ -80,6 +80,7 @@ def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
     page = render(
         "study.html",
         record=record,
+        names=short_names(record.parameters),
         facts=_facts(record),
         answer=conclusion,
         best=best,

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pkgutil import resolve_name
 from typing import Any
 
-from rpg.processes.numa import unbind
+from rpg.processes.numa import bind_to_visible_gpus, unbind
 from specs.errors import SpecError
 from specs.machine.parent import before_torch, die_with_parent
 
@@ -56,6 +56,8 @@ def serve(connection: Any) -> None:
         connection: the connection to its rank, see `dedicated.EngineConnection`.
     """
     settings: Any = connection.recv()
+    if settings.device_type == "cuda":
+        bind_to_visible_gpus()
     try:
         sampler = resolve_name(settings.sampler)(settings)
     except Exception as error:

@@ -4,12 +4,13 @@ import contextlib
 import errno
 import ipaddress
 import os
-import pwd
 import socket
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
+
+from specs.machine.files import user_name
 
 TRUSTED_USERS = "RPG_TRUSTED_USERS"
 """Environment variable with accounts of this machine, separated by commas, whose servers may be sent passwords."""
@@ -33,7 +34,7 @@ def foreign_listener(url: str, trusted: Collection[int] | None = None) -> str:
         return ""
     allowed = _trusted_users(parts.scheme) if trusted is None else {str(user) for user in trusted}
     for user in _listening_users(parts.hostname, port):
-        name = _name_of(user)
+        name = user_name(user)
         if not allowed & {name, str(user)}:
             said = f"port {port} of this machine has been taken by another user, {name}: no password is sent there"
             if trusted is not None:
@@ -78,13 +79,6 @@ def _trusted_users(scheme: str) -> set[str]:
     named = os.environ.get(TRUSTED_USERS, "").split(",")
     own = {"postgres"} if scheme.startswith("postgresql") else set[str]()
     return {"0", str(os.geteuid()), *(name.strip() for name in named)} | own
-
-
-def _name_of(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)
 
 
 def _listening_users(host: str, port: int) -> set[int]:

@@ -255,7 +255,6 @@ def test_rows_as_text_are_not_held_and_come_in_order(home: Path) -> None:
         store.stream("FROM range(100000) AS _(n) ORDER BY n DESC", form="csv") as answer,
     ):
         texts = answer.texts()
-        assert texts is not None
         first = next(texts)
         assert first[:2] == ["99999", "99998"]
         assert len(first) < 100_000
@@ -631,7 +630,6 @@ def test_a_log_is_followed_and_its_last_line_watched_until_the_run_ends(home: Pa
                 [sys.executable, "-c", MAIN, "logs", "-f", "live"],
                 env={**os.environ, "RPG_HOME": str(home)}, stdout=subprocess.PIPE, text=True,
             )  # fmt: skip
-            assert following.stdout is not None
             assert [following.stdout.readline() for _ in range(2)] == ["==> train <==\n", "first\n"]
             with open(log, "a") as file:
                 file.write("second\n")
@@ -640,7 +638,6 @@ def test_a_log_is_followed_and_its_last_line_watched_until_the_run_ends(home: Pa
                 [sys.executable, "-c", MAIN, "watch", "live"],
                 env={**os.environ, "RPG_HOME": str(home)}, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )  # fmt: skip
-            assert watching.stderr is not None
             assert watching.stderr.readline() == "running  train  second\n"
             with open(log, "a") as file:
                 file.write("last\n")

@@ -158,7 +158,6 @@ def test_the_card_has_the_scores_of_the_pushed_weights_as_a_model_index(call: Ca
     (mean,) = (result for name, result in by_name.items() if name.startswith("mean@"))
     assert (mean.task_type, mean.dataset_name, mean.metric_type) == ("text-generation", "sums", "accuracy")
     assert mean.metric_value == 0.875
-    assert mean.metric_args is not None
     assert mean.metric_args["ci_low"] < 0.875 < mean.metric_args["ci_high"]
     assert mean.metric_args["confidence"] == 0.95
     assert {name.partition("@")[0] for name in by_name} == {"mean", "pass", "maj"}

@@ -98,7 +98,6 @@ def test_the_claims_of_the_original_do_not_count_in_a_copy(original: Home) -> No
         assert submitted_job(home.run("run-1")) == "7" * is_own
         assert bool(auth_string_for(home, URL)) == is_own, "its password is shown to its own server alone"
         lease = newest_lease(home.run("run-1"))
-        assert lease is not None
         assert lease.is_of_this_host == is_own
 
 
@@ -144,7 +143,6 @@ def test_down_and_cancel_in_a_copy_leave_a_server_its_worker_and_its_trainer_alo
         (run_id,) = lab.run_ids()
         wait_for(lambda: lab.progress(run_id) >= 2, timeout=240, what="step 2 in the worker")
         services = running_services(lab.home)
-        assert services is not None
         trainer = psutil.Process(lab.training_pid())
         copy = Lab(Path(shutil.copytree(lab.root, tmp_path / "copy")), lab.spec)
         copy.rpg("cancel", run_id)

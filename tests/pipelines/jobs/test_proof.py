@@ -44,7 +44,6 @@ def change_reward(segments: Path, *, step: int, rollout_id: int) -> None:
     """Forges the file that holds a table's rows, and gives it the name that goes with its new content."""
     (file,) = segments.glob("c*.parquet")
     name = parse_segment_name(file.name)
-    assert name is not None
     table = pq.read_table(file)
     rewards = table.column("reward").to_pylist()
     responses = zip(table.column("step").to_pylist(), table.column("rollout_id").to_pylist(), strict=True)

@@ -145,7 +145,6 @@ def test_given_tokens_are_counted_beside_sampled_ones(
     assert plain.tokens_given == 0
     assert batch.tokens_to_train == plain.tokens_to_train
     shape = model_shape(several)
-    assert shape is not None
     assert memory_estimate(several, shape) == memory_estimate(one_turn, shape)
     hours = [gpu_hours(each, shape) for each in (several, one_turn)]
     # A token that is given does not go through the output head.
@@ -179,7 +178,6 @@ def test_zero_divides_what_its_stage_says(
 ) -> None:
     spec = experiment(tmp_path, "qwen3", f"training.zero_stage={stage}", f"training.precision={precision}")
     shape = model_shape(spec)
-    assert shape is not None
     estimate = memory_estimate(spec, shape)
     assert estimate.weights == weights * shape.parameters
     assert estimate.gradients == gradients * shape.parameters
@@ -214,7 +212,6 @@ def test_a_sampler_that_cannot_read_the_learners_weights_has_a_whole_model(
 ) -> None:
     spec = experiment(tmp_path, "qwen3", *overrides)
     shape = model_shape(spec)
-    assert shape is not None
     estimate = memory_estimate(spec, shape)
     assert estimate.sampler == held * 4 * shape.parameters
     assert estimate.total >= estimate.weights + estimate.sampler
@@ -233,7 +230,6 @@ def test_what_zero_3_makes_whole_is_bounded_by_deepspeeds_settings(tmp_path: Pat
     assert (settings.max_live_parameters, settings.prefetch_bucket_size) == (LIVE_PARAMETERS, PREFETCHED_PARAMETERS)
     assert settings.reduce_bucket_size == REDUCED_PARAMETERS
     small = model_shape(sharded)
-    assert small is not None
     assert memory_estimate(sharded, small).gathered == 2 * 2 * small.parameters, "a small model can be whole"
     large = replace(small, parameters=8 * 10**9)
     estimate = memory_estimate(sharded, large)
@@ -275,7 +271,6 @@ def test_activations_and_logits_are_those_of_a_pass_to_a_tenth(
         f" gradient_checkpointing: {recomputes}}}",
     )
     shape = model_shape(spec)
-    assert shape is not None
     config = AutoConfig.for_model(model_type, **spec.model.config, vocab_size=shape.vocab_size)  # type: ignore[union-attr]
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "base")
     policy = Policy(load_model(tmp_path / "base", spec.training), temperature=1.0)
@@ -301,7 +296,6 @@ def test_on_a_gpu_more_tokens_of_a_large_vocabulary_have_their_logits_at_once(tm
     long = ("training.microbatch_tokens=8192", "training.group_size=4000")
     on_gpu, on_cpu = (experiment(tmp_path, "qwen3", *long, f"resources.device={device}") for device in ("auto", "cpu"))
     small = model_shape(on_gpu)
-    assert small is not None
     shape = replace(small, vocab_size=151_936)
     more = memory_estimate(on_gpu, shape).logits - memory_estimate(on_cpu, shape).logits
     assert more == (2048 - 441) * 151_936 * 4 * 2
@@ -310,7 +304,6 @@ def test_on_a_gpu_more_tokens_of_a_large_vocabulary_have_their_logits_at_once(tm
 def test_on_a_cpu_a_bucket_takes_the_room_that_is_written_to(tmp_path: Path) -> None:
     spec = experiment(tmp_path, "qwen3", "training.zero_stage=2", "resources.device=cpu")
     shape = model_shape(spec)
-    assert shape is not None
     assert memory_estimate(spec, shape).buckets == 4 * shape.parameters
 
 
@@ -335,7 +328,6 @@ def test_a_second_bucket_is_there_where_gpus_add_gradients_up_during_the_backwar
 
     spec = experiment(tmp_path, "qwen3", *(f"training.{change}" for change in changes))
     shape = model_shape(spec)
-    assert shape is not None
     size = 2 if (spec.training.precision, spec.training.gradient_reduction) == ("bfloat16", "auto") else 4
     assert memory_estimate(spec, shape).buckets == buckets * size * REDUCED_PARAMETERS
     on_gpu, on_cpu = (
@@ -350,7 +342,6 @@ def test_with_the_optimizer_on_the_host_the_largest_gradient_is_staged_on_the_wa
     def buckets(*changes: str) -> int:
         spec = experiment(tmp_path, "qwen3", "training.precision=bfloat16", *changes)
         shape = model_shape(spec)
-        assert shape is not None
         return memory_estimate(spec, replace(shape, largest_weight=151_936 * 2560, hidden_size=2560)).buckets
 
     away = "training.offload.optimizer=true"
@@ -364,7 +355,6 @@ def test_with_the_optimizer_on_the_host_the_largest_gradient_is_staged_on_the_wa
 def test_a_behaviour_reference_costs_no_memory_and_a_snapshot_a_second_model(tmp_path: Path) -> None:
     behaviour = experiment(tmp_path)
     shape = model_shape(behaviour)
-    assert shape is not None
     assert memory_estimate(behaviour, shape).reference == 0
     snapshot = experiment(tmp_path, "qwen3", "reference={source: snapshot, update: {every_steps: 2}}")
     assert memory_estimate(snapshot, shape).reference == 4 * shape.parameters
@@ -376,7 +366,6 @@ def test_a_sum_over_the_vocabulary_keeps_hidden_states_and_one_over_likely_token
     def memory(*overrides: str) -> tuple[int, int]:
         spec = experiment(tmp_path, "qwen3", *overrides)
         shape = model_shape(spec)
-        assert shape is not None
         estimate = memory_estimate(spec, shape)
         return estimate.distributions, estimate.logits
 
@@ -428,7 +417,6 @@ def test_an_estimate_that_does_not_fit_is_a_warning_that_says_what_to_do(tmp_pat
 )
 def test_what_is_known_of_a_model_gives_its_published_size(tmp_path: Path, name: str, parameters: float) -> None:
     shape = model_shape(experiment(tmp_path, "qwen3", f"model={{source: pretrained, path: {name}}}"))
-    assert shape is not None
     assert shape.parameters == pytest.approx(parameters, rel=0.005)
 
 
@@ -447,7 +435,6 @@ def test_an_engine_keeps_its_share_of_a_ranks_gpu_unless_it_sleeps_or_has_its_ow
     rollout = f"rollout={{engine: vllm, memory_fraction: 0.25, max_response_length: 8{more}}}"
     spec = experiment(tmp_path, "qwen3", rollout, "resources.memory_gib=8")
     shape = model_shape(spec)
-    assert shape is not None
     estimate = memory_estimate(spec, shape)
     assert estimate.kv_cache == held
     fixed = estimate.weights + estimate.gradients + estimate.optimizer + estimate.reference
@@ -465,7 +452,6 @@ def test_what_only_updates_need_leaves_its_memory_to_a_sampler_that_takes_turns_
         for moves in ("false", "true")
     )
     shape = model_shape(stays)
-    assert shape is not None
     held, moved = memory_estimate(stays, shape), memory_estimate(leaves, shape)
     assert (held.away, moved.away) == (0, 16 * shape.parameters // 2 + 2 * 2 * 500_000_000)
     assert held.total - moved.total == moved.away
@@ -501,7 +487,6 @@ def test_gpu_hours_of_sampling_are_the_traffic_of_weights_and_cache(tmp_path: Pa
     """Worked out by hand for 3 steps of 8 responses of 16 + 8 tokens, on 2 ranks."""
     spec = experiment(tmp_path)
     shape = model_shape(spec)
-    assert shape is not None
     weights = shape.matrix_parameters
     cache = (16 + 4) * 2 * 2 * 32 * 4
     traffic = (weights * 4 + 4 * cache) / (H100.bandwidth * SAMPLING_SHARE)
@@ -520,7 +505,6 @@ def test_evaluation_counts_every_sample_of_every_checkpoint_at_its_longest(tmp_p
     """20 problems x 4 samples of 16 + 32 tokens, 40 on each of 2 ranks, on the base model and the last checkpoint."""
     spec = experiment(tmp_path, "qwen3", *EVALUATED)
     shape = model_shape(spec)
-    assert shape is not None
     traffic = (shape.matrix_parameters * 4 + 40 * (16 + 16) * 2 * 2 * 32 * 4) / (H100.bandwidth * SAMPLING_SHARE)
     hours = gpu_hours(spec, shape)
     assert hours.evaluation == pytest.approx(2 * 32 * traffic * 2 / 3600)
@@ -535,7 +519,6 @@ def test_an_evaluation_of_unknown_size_is_not_counted_and_none_costs_nothing(tmp
     own = f"{{source: jsonl, path: {tmp_path}/own.jsonl, name: own}}"
     unknown = experiment(tmp_path, "qwen3", f"data.evaluation=[{own}]")
     shape = model_shape(unknown)
-    assert shape is not None
     hours = gpu_hours(unknown, shape)
     assert (hours.evaluation, hours.total) == (None, hours.sampling + hours.training)
     assert gpu_hours(experiment(tmp_path), shape).evaluation == 0
@@ -544,7 +527,6 @@ def test_an_evaluation_of_unknown_size_is_not_counted_and_none_costs_nothing(tmp
 def test_groups_that_may_be_sampled_again_take_their_hours(tmp_path: Path) -> None:
     refilled = experiment(tmp_path, "qwen3", "rollout={max_response_length: 8, dynamic_sampling: {max_batches: 20}}")
     shape = model_shape(refilled)
-    assert shape is not None
     once, again = gpu_hours(experiment(tmp_path), shape), gpu_hours(refilled, shape)
     assert (again.sampling, again.training) == pytest.approx((20 * once.sampling, once.training))
 
@@ -553,7 +535,6 @@ def test_logprobs_that_the_sampler_gives_cost_no_pass_and_those_that_advantages_
     """The old logprobs take no forward, a half or 1; RLOO's reference takes one more."""
     plain = experiment(tmp_path)
     shape = model_shape(plain)
-    assert shape is not None
     trusting = experiment(tmp_path, "qwen3", "rollout={max_response_length: 8, trust_logprobs: true}")
     in_reward = experiment(tmp_path, "qwen3", "objective={type: rloo}")
     none, half, two = (gpu_hours(spec, shape).training for spec in (trusting, plain, in_reward))
@@ -567,7 +548,6 @@ def test_gpus_of_dedicated_engines_are_held_while_the_ranks_train_and_the_other_
     colocated = experiment(tmp_path, "qwen3", rollout.format(""))
     dedicated = experiment(tmp_path, "qwen3", rollout.format(", placement: dedicated, tensor_parallel_size: 2"))
     shape = model_shape(colocated)
-    assert shape is not None
     before, after = gpu_hours(colocated, shape), gpu_hours(dedicated, shape)
     assert after.training == pytest.approx(3 * before.training)
     assert after.sampling == pytest.approx(3 / 2 * before.sampling)
@@ -601,7 +581,6 @@ def test_each_machine_has_engines_of_its_own(
     spec = experiment(tmp_path, "qwen3", *ranks, ENGINE.format(fields))
     assert (spec.gpus, spec.samplers) == (gpus, samplers)
     shape = model_shape(spec)
-    assert shape is not None
     colocated = experiment(tmp_path, "qwen3", *ranks[1:])
     assert gpu_hours(spec, shape).training == pytest.approx(gpus / 6 * gpu_hours(colocated, shape).training)
     assert bool(memory_estimate(spec, shape).kv_cache) == (gpus == 6)
@@ -619,7 +598,6 @@ def test_adapters_are_all_that_has_gradients_and_optimizer_state(tmp_path: Path,
     )
     adapted = experiment(tmp_path, "qwen3", *lora)
     shape = model_shape(adapted)
-    assert shape is not None
     assert adapted.training.lora is not None
     config = AutoConfig.for_model("qwen3", **adapted.model.config, vocab_size=shape.vocab_size)  # type: ignore[union-attr]
     model = AutoModelForCausalLM.from_config(config)

@@ -62,7 +62,6 @@ def test_learner_and_engine_share_a_gpu_by_the_fewest_moves_that_make_room(
 ) -> None:
     one, shape = spec(tmp_path, model, training=more), shape_named(model)
     sharing = gpu_sharing(one, shape, Device("a GPU", gib))
-    assert sharing is not None
     assert sharing.keys == {"sleep": sleep, "memory_fraction": fraction, "while_sampling": away}, str(sharing)
     planned = planned_on(one, shape, Device("a GPU", gib))
     assert (planned.rollout.sleeps, planned.rollout.memory_share) == (sleep, fraction)
@@ -162,7 +161,6 @@ def test_a_shipped_spec_that_names_the_memory_alone_shares_this_machines_gpu(fil
             one = load_experiment(path, (*given, *left_open, "training.gradient_checkpointing=true"))
             device = device_of(one, shape)
             sharing = gpu_sharing(one, shape, device)
-            assert sharing is not None
             assert sharing.keys == keys
             cache = memory_estimate(planned_on(one, shape, device), shape).kv_cache / GIB
             assert cache == pytest.approx(fraction * 80)
@@ -197,7 +195,6 @@ def test_the_update_makes_room_for_the_cache_of_a_sampler_in_its_process_where_t
     spec(tmp_path, "Qwen/Qwen3-1.7B")
     one = load_experiment(tmp_path / "spec.yaml", ["rollout={max_response_length: 2048}"])
     sharing = gpu_sharing(one, shape_named("Qwen/Qwen3-1.7B"), Device("a GPU", 80))
-    assert sharing is not None
     assert sharing.keys == {"while_sampling": True}
     assert gpu_sharing(one, shape_named("Qwen/Qwen3-1.7B"), Device("a GPU", 140)) is None
 

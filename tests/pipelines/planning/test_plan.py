@@ -8,6 +8,7 @@ import pytest
 from places import PACKAGES
 from typer.testing import CliRunner
 
+from pipelines.api import load
 from pipelines.cli import app
 from pipelines.home.home import Home
 from pipelines.home.results import manifest_of
@@ -192,6 +193,31 @@ def test_what_is_finished_is_cached_and_a_change_names_its_line(spec: Path, home
     assert [stage.action for stage in run.stages] == ["CACHED", "CACHED", "CACHED", "RUN", "RUN"]
     assert run.stage("evaluate").reason == "evaluation.samples_per_problem 4 -> 6 (tiny.yaml:16)"
     assert run.stage("report").reason == "evaluate changed"
+
+
+def test_a_change_is_told_against_the_nearest_run_and_a_default_has_no_line(spec: Path, home: Home) -> None:
+    runs = [planned(spec, home, *overrides).runs[0] for overrides in ((), ("training.epochs=3",))]
+    for run in runs:
+        finish(run, home)
+    (home.experiment("tiny") / "experiment.json").write_text(json.dumps({"runs": [run.run_id for run in runs]}))
+    reason = planned(spec, home, "rollout.temperature=0.5").runs[0].stage("train").reason
+    assert reason == "rollout.temperature 1 -> 0.5 (--set)", "of the two runs the first is nearer"
+    spec.write_text(SPEC.replace(", kl_coef: 1.0e-2", ""))
+    assert planned(spec, home).runs[0].stage("train").reason == "objective.kl_coef 0.01 -> 0.0001 (default)"
+
+
+def test_a_plan_begins_with_the_changes_and_ends_its_lines_with_hashes(
+    spec: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    finish(planned(spec, home).runs[0], home)
+    job = load(spec, set={"objective.kl_coef": 1, "seeds": [0, 1]})
+    (run, _), text = job.plan().plan.runs, str(job.plan())
+    assert text.startswith("changed  objective.kl_coef 0.01 -> 1 (--set)\n\ntiny  \n")
+    lines = [line.split() for line in text.splitlines() if line.startswith(("  data ", "  train "))]
+    assert lines[0] == ["data", "CACHED", "done", run.stage("data").fingerprint[:8]]
+    assert lines[1][-1] == run.stage("train").fingerprint[:8]
+    assert not str(load(spec).plan()).startswith("changed")
 
 
 def test_a_damaged_result_is_made_again(spec: Path, home: Home) -> None:

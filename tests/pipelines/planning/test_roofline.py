@@ -45,7 +45,6 @@ def test_a_pass_takes_what_it_took_on_an_h200(model: str, fused: bool, milliseco
     """8 responses of 1,568 tokens to a prompt of 256: what the GPU was busy for, docs/performance.md."""
     settings, recomputes = MODELS[model]
     shape = shape_of_settings(settings)
-    assert shape is not None
     tokens, h200 = 256 + 8 * 1568, next(card for card in CARDS if card.part == "H200")
     kernels = Kernels(fused=fused, head=True)
     each = token_seconds(shape, length=1824, responses=8 * 1568 / tokens, kernels=kernels, card=h200)
@@ -57,7 +56,6 @@ def test_a_pass_takes_what_it_took_on_an_h200(model: str, fused: bool, milliseco
 def test_the_hours_of_training_are_those_of_logprobs_passes_and_updates(tmp_path: Path) -> None:
     plain = experiment(tmp_path, "qwen3")
     shape = model_shape(plain)
-    assert shape is not None
     step = step_seconds(plain, shape)
     assert gpu_hours(plain, shape).training == pytest.approx(3 * (step.logprobs + step.updates) / 3600)
     recomputing = step_seconds(experiment(tmp_path, "qwen3", "training.gradient_checkpointing=true"), shape)

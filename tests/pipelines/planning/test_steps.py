@@ -164,7 +164,6 @@ def test_a_shipped_spec_recomputes_only_what_the_memory_asks_for() -> None:
     """Whole GPU hours, as docs/performance.md has them."""
     path = ROOT / "specs" / "experiments" / "qwen3-4b-tools.yaml"
     shape = model_shape(load_experiment(path))
-    assert shape is not None
     training = [
         gpu_hours(load_experiment(path, [f"training.gradient_checkpointing={level}"]), shape).training
         for level in ("true", "auto")

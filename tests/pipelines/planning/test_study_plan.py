@@ -49,7 +49,6 @@ def test_gpu_hours_of_a_study_are_those_of_its_steps_and_evaluations(tmp_path: P
     document = load_study_document(write_study(tmp_path, STEPS))
     experiment = document.experiment.experiment
     shape = model_shape(experiment)
-    assert shape is not None
     run, each = gpu_hours(experiment, shape), evaluation_hours(experiment, shape)
     assert each
     assert study_cost(document).worst.gpu_hours == pytest.approx(16 * (run.sampling + run.training) + 18 * each)

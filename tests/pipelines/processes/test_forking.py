@@ -254,7 +254,6 @@ def test_a_fork_that_ended_at_once_is_on_record_as_one_that_lives_no_more(tmp_pa
     """The server may have waited for it before the command looks at it."""
     with (tmp_path / "log").open("wb") as output:
         process = forking.fork(["keyword"], output, inherited=dict(os.environ), environment={})
-    assert process is not None
     assert process.wait() == 0
     late = forking.Forked(process.pid, lambda: 0)
     record = _record_of(late, "train")

@@ -1,14 +1,19 @@
 """Faults of GPUs, as drivers and kernels report them; the programs that tell of them are played by scripts."""
 
+import socket
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from pipelines.doctor.gpu_checks.session import _on_all
 from pipelines.doctor.installation import examine
+from pipelines.home.examined import note_examined
 from pipelines.home.home import Home
+from pipelines.jobs.plan import never_examined
 from pipelines.processes.gpu_faults import gpu_faults
 from pipelines.processes.supervisor import failure
+from specs.schema.launchers import SlurmLauncher
 
 DMESG = """2026-11-27T10:00:00,000000+00:00 NVRM: Xid (PCI:0000:65:00): 31, pid=12, name=python, MMU Fault
 2026-11-27T11:00:00,000000+00:00 NVRM: Xid (PCI:0000:65:00): 79, pid='<unknown>', GPU has fallen off the bus.
@@ -74,3 +79,19 @@ def test_the_doctor_and_the_recorded_cause_of_a_failure_name_them(told: Path, tm
     assert [(finding.status, finding.message) for finding in found] == [("broken", gpu_faults()[0])]
     error = failure("train", 1, tmp_path / "log", faults=gpu_faults())
     assert str(error).startswith("train exited with code 1; GPU 0000:65:00: XID 79, has fallen off the bus, at 2026")
+
+
+@pytest.mark.usefixtures("told")
+def test_a_plan_asks_for_a_check_of_gpus_that_had_none(home: Home) -> None:
+    here = _on_all(1)
+    on_slurm = here.model_copy(update={"launcher": SlurmLauncher(type="slurm")})
+    assert [each.message for each in never_examined([here, on_slurm], home)] == [
+        "the GPUs of this machine were never checked",
+        "GPUs of this launcher were never checked",
+    ]
+    note_examined(home, {socket.gethostname()}, "local")
+    assert [each.path for each in never_examined([here, on_slurm], home)] == [("launcher", "type")]
+    note_examined(home, {"node-1", ""}, "slurm")
+    assert not list(never_examined([here, on_slurm], home))
+    on_cpu = here.model_copy(update={"resources": here.resources.model_copy(update={"device": "cpu"})})
+    assert not list(never_examined([on_cpu], Home(home.root / "another")))

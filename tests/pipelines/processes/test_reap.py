@@ -115,8 +115,6 @@ def test_the_group_is_ended_when_its_leader_is_gone_already():
     leader = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
-    assert leader.stdout is not None
-    assert leader.stdin is not None
     member = psutil.Process(int(leader.stdout.readline()))
     record = ProcessRecord.of(leader.pid)
     leader.kill()

@@ -69,7 +69,6 @@ def hold(run: Path) -> Iterator[Start]:
 
 
 def said(holder: "subprocess.Popen[str]") -> str:
-    assert holder.stdout is not None
     return holder.stdout.readline().strip()
 
 
@@ -101,7 +100,6 @@ def test_a_holder_that_was_killed_is_followed_at_once(run: Path, hold: Start) ->
     holder = hold()
     assert said(holder) == "held"
     record = newest_lease(run)
-    assert record is not None
     assert (record.pid, record.worker) == (holder.pid, "w1")
     holder.kill()
     holder.wait()
@@ -274,7 +272,6 @@ def test_a_second_process_of_a_flow_run_leaves_its_state_to_the_first_which_bega
     assert _hold_and_execute(execution, _do_plainly) is None
     execution.outbox = Outbox(home, "another")
     busy = _hold_and_execute(execution, _do_plainly)
-    assert busy is not None
     assert (busy.type.value, busy.name) == ("FAILED", "Busy")
 
 

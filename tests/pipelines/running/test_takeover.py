@@ -92,7 +92,6 @@ def test_a_run_of_a_stopped_host_is_taken_over_by_another_and_what_wakes_up_chan
     result = finished(resumed)
     assert result.code == 0, result.err
     lease = newest_lease(lab.home.run(run_id))
-    assert lease is not None
     assert (lease.number, lease.host, lease.released) == (2, "elsewhere", True)
     assert_as_undisturbed(lab, undisturbed)
 

@@ -1,4 +1,4 @@
-"""Sinks: what TensorBoard, W&B and MLflow hold of a run, written by their own libraries, against SQL."""
+"""Sinks: what TensorBoard, W&B, MLflow and Trackio hold of a run, written by their own libraries, against SQL."""
 
 import json
 import os
@@ -34,6 +34,7 @@ SINKS: dict[str, dict[str, Any]] = {
     "tensorboard": {"type": "tensorboard"},
     "wandb": {"type": "wandb", "project": "rpg-math", "mode": "offline", "tags": ["night"]},
     "mlflow": {"type": "mlflow"},
+    "trackio": {"type": "trackio"},
 }
 MISSING = {name: find_spec(name) is None for name in SINKS}
 
@@ -48,6 +49,7 @@ each = pytest.mark.parametrize(
         pytest.param("tensorboard", marks=needs("tensorboard")),
         pytest.param("wandb", marks=needs("wandb")),
         pytest.param("mlflow", marks=[needs("mlflow"), pytest.mark.long]),  # its import alone takes seconds
+        pytest.param("trackio", marks=needs("trackio")),
     ],
 )
 
@@ -162,10 +164,31 @@ def test_a_wandb_run_says_which_one_it_is_and_how_it_ended(tmp_path):
     assert [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"] == [0]
 
 
+@pytest.mark.more
+@needs("trackio")
+def test_a_trackio_run_says_which_one_it_is_when_it_ran_and_how_it_ended(tmp_path):
+    home = Home(tmp_path)
+    begin(home)
+    record_steps(home, attempt=1, steps=range(1, 3), checkpoint=2)
+    end(home, steps=2)
+    for _ in range(2):
+        send(home, "trackio")
+    [(name, text)] = trackio_rows(home, RUN, "run_name, config", "configs")
+    config = json.loads(text)
+    assert (name, config["_Group"], config["seed"]) == ("sums: seed 0", "sums", 0)
+    assert config["objective"] == experiment_of(SPEC, {}).objective.model_dump(mode="json")
+    [(status, level, told)] = trackio_rows(home, RUN, "title, level, text", "alerts")
+    assert (status, level) == ("finished", "info")
+    assert "accuracy_after: 0.75" in told
+    times = [at for (at,) in trackio_rows(home, RUN, "distinct timestamp", "metrics")]
+    assert (START + timedelta(minutes=1, seconds=2)).isoformat() in times
+
+
 @pytest.mark.long
-@pytest.mark.skipif(any(MISSING.values()), reason="a tracker's package is not installed")
+@pytest.mark.skipif(all(MISSING.values()), reason="no tracker's package is installed")
 def test_a_run_killed_as_it_trains_goes_on_in_every_sink(lab):
-    lab.spec.write_text(lab.spec.read_text() + f"sinks: {json.dumps(list(SINKS.values()))}\n")
+    there = [name for name in SINKS if not MISSING[name]]
+    lab.spec.write_text(lab.spec.read_text() + f"sinks: {json.dumps([SINKS[name] for name in there])}\n")
     overrides = ("training.steps=30", "training.checkpoint.every_steps=4")
     run = lab.start("run", str(lab.spec), overrides=overrides)
     wait_for(lambda: run.poll() is not None or any(lab.progress(run_id) > 9 for run_id in lab.run_ids()))
@@ -174,11 +197,11 @@ def test_a_run_killed_as_it_trains_goes_on_in_every_sink(lab):
     result = lab.rpg("run", str(lab.spec), overrides=overrides)
     assert result.code == 0, result.err
     (run_id,) = lab.run_ids()
-    for name in SINKS:
+    for name in there:
         assert HELD[name](lab.home, run_id) == in_sql(lab.home, name, run_id), (name, result.err)
     synced = lab.rpg("sync", "tiny")
-    assert (synced.code, synced.out.count("has everything")) == (0, 3), synced
-    assert len(lab.home.sent_copies(run_id)) == 2
+    assert (synced.code, synced.out.count("has everything")) == (0, len(there)), synced
+    assert len(lab.home.sent_copies(run_id)) == len({"tensorboard", "wandb"} & {*there})
     assert lab.rpg("rm", "tiny", "--yes").code == 0
     assert not lab.home.sent_copies(run_id)
 
@@ -316,8 +339,20 @@ def mlflow_figures(home: Home, run_id: str = RUN) -> Figures:
         return sorted(database.execute("select step, key, value from metrics").fetchall())
 
 
+def trackio_rows(home: Home, run_id: str, columns: str, table: str) -> list[Any]:
+    (file,) = (home.root / "trackio").glob("*.db")
+    with sqlite3.connect(file) as database:
+        return database.execute(f"select {columns} from {table} where run_id = ?", [run_id]).fetchall()
+
+
+def trackio_figures(home: Home, run_id: str = RUN) -> Figures:
+    rows = trackio_rows(home, run_id, "step, metrics", "metrics")
+    return sorted((step, name, value) for step, text in rows for name, value in json.loads(text).items())
+
+
 HELD: dict[str, Callable[..., Figures]] = {
     "tensorboard": tensorboard_figures,
     "wandb": wandb_figures,
     "mlflow": mlflow_figures,
+    "trackio": trackio_figures,
 }

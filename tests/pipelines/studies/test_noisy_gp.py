@@ -165,7 +165,6 @@ def test_what_the_model_says_of_trials_is_in_the_record_and_in_sql(
     assert sum(row[2] for row in rows) == pytest.approx(1.0)
     record = read_study(home, "quick")
     best = best_trial(record)
-    assert best is not None
     assert best.number == max(range(12), key=lambda number: rows[number][0])
     assert f"The chance that no trial is better is {100 * best.chance:.0f} %." in answer(home, record).sentence
 
@@ -214,7 +213,6 @@ def test_what_the_model_expects_stays_within_what_the_goal_can_be(
     ]
     assert shown == [(1.0, pytest.approx(1.01 + 0.01 * number - 0.196), 1.0) for number in range(3)]
     best = best_trial(record)
-    assert best is not None
     assert best.number == 2, "the one of the highest mean, as before it is cut"
 
 

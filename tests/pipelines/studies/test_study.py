@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -11,12 +12,13 @@ from typing import Any
 
 import pytest
 from places import ROOT, TESTS
-from tiny_study import Evaluator, load_study, write_study
+from tiny_study import STUDY, Evaluator, load_study, write_study
 
 from pipelines.home.home import Home
 from pipelines.planning.plan import make_plan
 from pipelines.prefect.flows.experiment import RunOutcome
 from pipelines.processes.supervisor import StageError
+from pipelines.studies.execution import Task, run_task
 from pipelines.studies.study import run_study
 from pipelines.studies.trials import State, StudyInterruptedError, Trial, Work, seconds_left
 from specs import SpecError, load_study_document
@@ -25,6 +27,7 @@ from specs.errors import Issue
 from storage import Store
 
 HERE = TESTS / "pipelines"
+TILT = "  objective.parameters.tilt: {float: [0.0, 1.0]}\n"
 
 
 def shown(record: dict[str, Any]) -> list[tuple[int, str, float, dict[str, Any]]]:
@@ -147,8 +150,6 @@ def kill_midway(path: Path, root: Path, seconds: float) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": search}
     )
     with process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         assert process.stdout.readline(), process.stderr.read().decode()
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
@@ -255,6 +256,29 @@ def test_a_mistake_in_a_searched_field_fails_the_trial_alone(home: Home, tmp_pat
     record = run_study(document, home, refused)
     assert [trial["state"] for trial in record["trials"]] == ["failed"] * 2
     assert all("does not fit" in trial["reason"] for trial in record["trials"])
+
+
+def test_a_trial_whose_values_make_the_claim_false_fails_before_it_runs(home: Home, tmp_path: Path) -> None:
+    """With 0 tilt the weight is the divergence's, with any other it is not."""
+    path = write_study(tmp_path / "specs", (STUDY[STUDY.index("  objective.clip.low") : STUDY.index("goal:")], TILT))
+    formula = "{type: formula, parameters: {tilt: 0.0}, weight: w*A + tilt, claim: {exact: always}}"
+    experiment = path.with_name("tiny.yaml")
+    experiment.write_text(re.sub(r"objective: .*", f"objective: {formula}", experiment.read_text()))
+    document, called = load_study_document(path), []
+
+    def execute(trial: Document, _until: int) -> tuple[RunOutcome, ...]:
+        called.append(trial)
+        raise StudyInterruptedError("it may run")
+
+    def trial(tilt: float) -> Task:
+        return Task(Trial(0, 0, "running", {"objective.parameters.tilt": tilt}, False, Work(), {}, None, {}, {}))
+
+    result = run_task(trial(0.5), document, home, execute)
+    assert result.at_fault
+    assert "objective.claim: the claim is false" in result.reason
+    assert not called
+    with pytest.raises(StudyInterruptedError, match="it may run"):
+        run_task(trial(0.0), document, home, execute)
 
 
 @pytest.mark.parametrize(

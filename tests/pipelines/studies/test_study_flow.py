@@ -75,12 +75,10 @@ class Site:
 
     def state(self, flow_run: FlowRun) -> str:
         state = self.client.read_flow_run(flow_run.id).state
-        assert state is not None
         return state.type.value
 
     def is_held(self, flow_run: FlowRun) -> bool:
         lease = newest_lease(self.home.study_flow("clips", str(flow_run.id)))
-        assert lease is not None
         return lease.is_held()
 
 

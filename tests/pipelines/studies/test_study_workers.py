@@ -131,7 +131,6 @@ def test_workers_share_a_study(home: Home, tmp_path: Path, sampler: str) -> None
 def test_a_killed_workers_trial_is_taken_up_by_another(home: Home, tmp_path: Path) -> None:
     path = study(tmp_path / "specs", 6)
     killed = worker(path, home, 60)
-    assert killed.stdout is not None
     assert killed.stdout.readline().startswith("trial 0"), SEED
     time.sleep(1)
     end(killed)
@@ -193,7 +192,6 @@ def test_a_worker_has_a_session_of_its_own_and_dies_with_the_one_that_started_it
     search = os.pathsep.join([str(HERE), str(ROOT)])
     command = [sys.executable, "-W", "ignore", "-c", FIRST_WORKER, str(study(tmp_path / "specs")), str(home.root)]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": search})
-    assert first.stdout is not None
     try:
         second = psutil.Process(int(first.stdout.readline()))
         assert os.getsid(second.pid) == second.pid, "a terminal's Ctrl-C does not reach it beside the request to stop"
@@ -223,7 +221,6 @@ def test_a_request_to_cancel_is_for_the_workers_that_it_met(home: Home) -> None:
     time.sleep(0.01)
     request_study_cancel(home, "clips", grace=3)
     request = stop.requested()
-    assert request is not None
     assert (request.grace, request.whole_command) == (3, True)
     time.sleep(0.01)
     assert StudyStop(home, "clips").requested() is None, "the next call goes on"
@@ -235,7 +232,6 @@ def test_a_study_stops_when_its_flow_run_is_cancelled_on_the_server(home: Home) 
     assert stop.requested() is None
     outbox.request = StopRequest("cancelled", 5.0, whole_command=False)
     request = stop.requested(home.run("clips-s0"))
-    assert request is not None
     assert request.whole_command, "no further trial is begun"
     assert stop.goes_on == ""
 
@@ -245,7 +241,6 @@ def test_a_suspended_study_goes_on_when_it_is_resumed_even_before_it_has_stopped
     stop = StudyStop(home, "clips", outbox=outbox)
     outbox.request = StopRequest(SUSPENDED, 5.0, whole_command=False, status="pending")
     request = stop.requested()
-    assert request is not None
     assert request.status == "cancelled", "the trial's own flow run is not to be scheduled"
     outbox.request = None
     assert stop.requested() == request
@@ -341,7 +336,6 @@ def survive_outages(
     path = study(tmp_path / "specs", 8 + 6 * outages)
     running = [worker(path, home, 0.3) for _ in range(2)]
     for process in running:
-        assert process.stdout is not None
         process.stdout.readline()
     for _ in range(outages):
         time.sleep(moments.uniform(0.2, 3))

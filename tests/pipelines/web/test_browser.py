@@ -119,11 +119,16 @@ CUT_OFF = """() => [...document.querySelectorAll(".scroll, .wide-chart, td, th, 
     (each) => each.clientWidth && each.scrollWidth > each.clientWidth + 1
 ).map((each) => each.outerHTML.slice(0, 80))"""
 """What does not show all that is in it."""
+TITLES = """() => [...document.querySelectorAll(".card svg .role-title text")].filter((each) =>
+    each.getBoundingClientRect().right > each.closest("svg").getBoundingClientRect().right + 1
+).map((each) => each.textContent)"""
+"""Titles of charts that leave their card."""
 
 
 @pytest.mark.more
 def test_a_report_is_readable_on_a_telephone_and_on_paper(browser: Browser, home: Home) -> None:
-    cells = [{"objective.clip.high": 0.1 + place / 100} for place in range(8)]
+    varied = ("objective.clip.high", "training.optimizer.learning_rate")  # both are in the title of a chart
+    cells = [dict.fromkeys(varied, 0.1 + place / 100) for place in range(8)]
     many = [
         record_run(home, f"many-{place}-s{seed}", seed=seed, values=cell, steps=10, problems=9, experiment="many")
         for place, cell in enumerate(cells)
@@ -144,6 +149,9 @@ def test_a_report_is_readable_on_a_telephone_and_on_paper(browser: Browser, home
             open_drawn(page, f"file://{report}")
             assert page.evaluate(OUTSIDE) == []
             assert page.evaluate("document.documentElement.scrollWidth") == 390
+            assert page.evaluate(TITLES) == []
+            stacked = "(all) => all.map((each) => each.parentElement.scrollWidth - each.parentElement.clientWidth)"
+            assert set(page.locator(".stacked:visible").evaluate_all(stacked)) <= {0}, "rows of results are not cut"
             names = page.locator("svg text").evaluate_all(
                 "(all) => all.map((each) => each.getBoundingClientRect().height).filter(Boolean)"
             )
@@ -350,7 +358,6 @@ def state_of(lab: ServerLab, run: dict[str, str]) -> str:
 @pytest.mark.long
 def test_who_has_not_logged_in_is_shown_nothing(browser: Browser, server_lab: ServerLab) -> None:
     services = running_services(server_lab.home)
-    assert services is not None
     for address in (
         f"{services.url}/admin/settings",
         f"{services.url}/flow_runs/{'0' * 8}-0000-0000-0000-{'0' * 12}",
@@ -410,7 +417,6 @@ def drawn_colours(page: Page) -> int:
 def test_a_submitted_experiment_is_followed_from_pending_to_finished(browser: Browser, server_lab: ServerLab) -> None:
     lab = server_lab
     services = running_services(lab.home)
-    assert services is not None
     user, _, password = lab.auth_string.partition(":")
     credentials = {"username": user, "password": password, "origin": services.record_url}
     first, second = submit(lab, PAIR)

@@ -11,7 +11,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import HTTPCookieProcessor, build_opener
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,11 +31,12 @@ from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.prefect.server.api import answers
+from pipelines.prefect.server.api import answers, status_of_answer
 from pipelines.prefect.server.credentials import make_passwords
 from pipelines.remote.record_files import NotRecordedError, is_recorded, open_recorded, read_listings
 from pipelines.web.app import make_app
 from pipelines.web.pages import Pages
+from pipelines.web.serve import live_link
 from storage import Store
 
 AUTH = "team:a password"
@@ -497,3 +500,26 @@ def test_two_cells_are_one_experiment_of_six_runs(tmp_path: Path) -> None:
         page = client.get("/").text
         assert "6 runs, 1 experiment<" in page
         assert len(re.findall(r'href="runs/[^"/]*"', page)) == 6
+
+
+@pytest.mark.more
+def test_the_link_of_a_command_serves_from_its_first_visitor_to_the_end_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "home")
+    record_experiment(home, [record_run(home, "sums-s0")])
+    with live_link(home, "sums") as link:
+        assert link == "rpg watch --web sums", "in a log, which others may read"
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # a terminal, to rich
+    with live_link(home, "sums") as link:
+        (server,) = psutil.Process().children()
+        idle = server.memory_info().rss
+        page, _, token = link.partition("&token=")
+        assert page == f"http://127.0.0.1:{page.split(':')[2].split('/')[0]}/live?of=sums"
+        assert not any(token in word for word in server.cmdline())
+        assert status_of_answer(page, timeout=60) == 401
+        with build_opener(HTTPCookieProcessor()).open(link, timeout=60) as answer:
+            assert (len(token) >= 32, b"sums" in answer.read()) == (True, True)
+        assert server.memory_info().rss > 3 * idle, "it imports nothing before"
+    assert not server.is_running()
+    assert status_of_answer(link) == 0

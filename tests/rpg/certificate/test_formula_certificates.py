@@ -115,7 +115,6 @@ def test_a_run_without_a_claim_is_told_what_its_gradient_is_all_the_same() -> No
 )
 def test_what_is_not_finite_is_refused_at_its_place(text: str, key: str, column: int, what: str) -> None:
     issue = not_finite(objective(text, key=key))
-    assert issue is not None
     assert issue.message == f"the formula's {what} is not finite"
     assert (issue.path, issue.column) == ((key,), column)
     assert "log(w) = " in issue.given
@@ -130,10 +129,8 @@ def test_what_stays_finite_is_taken(text: str) -> None:
 def test_a_formula_is_looked_at_at_each_point_of_its_schedules_and_must_have_a_gradient() -> None:
     rising = {"bound": {"schedule": [[1, 1.0], [5, 0.0]], "between": "linear"}}
     issue = refused(objective("w*A/bound", parameters=rising))
-    assert issue is not None
     assert issue.path == ("objective", "weight")
     still = refused(objective("sg(w)*A", key="loss"))
-    assert still is not None
     assert still.message == "the formula has no gradient"
 
 
@@ -153,7 +150,6 @@ def test_a_gradient_that_is_not_a_number_in_one_case_is_no_exact_one() -> None:
 def test_the_marks_of_the_clip_do_not_move_the_place_of_what_is_not_finite() -> None:
     made = objective("-sqrt(abs(log(w)))*A", key="loss", clipped="w > 1 and log(A) < 0")
     issue = refused(made)
-    assert issue is not None
     assert (issue.within, issue.column <= len(issue.within)) == (made.loss, True)
 
 
@@ -176,5 +172,4 @@ def test_probabilities_are_tried_up_to_one_and_no_further() -> None:
 @pytest.mark.parametrize(("text", "key"), [("w*A*0", "weight"), ("-sign(w)*A", "loss")])
 def test_a_formula_whose_gradient_is_zero_everywhere_is_refused(text: str, key: str) -> None:
     issue = refused(objective(text, key=key))
-    assert issue is not None
     assert issue.message == "the formula has no gradient"

@@ -28,13 +28,11 @@ def found(**objective: Any) -> Certificate:
 def test_what_is_exact_always_is_exact_with_a_sampler_that_changes(level: str, divergence: str) -> None:
     each = found(type="rpg", divergence=divergence, level=level, clip={"type": "none"})
     assert each.holds
-    assert each.partial is not None
     assert (each.partial.error <= 1e-10) == (each.claim == "always"), each.claim
 
 
 def test_responses_that_end_before_the_change_are_short_and_have_another_gradient() -> None:
     partial = found(type="rpg", clip={"type": "none"}).partial
-    assert partial is not None
     assert partial.short_length < 0.6 * partial.mean_length
     assert partial.short_error > 0.5
     assert partial.short_cosine < 0.9
@@ -71,7 +69,6 @@ def test_a_ratio_over_the_newest_policy_alone_would_be_biased(monkeypatch: pytes
     monkeypatch.setattr(certificate, "_cases", lambda **kind: wrong if kind.get("is_cut") else cases(**kind))
     each = found(type="rpg", clip={"type": "none"})
     assert not each.holds
-    assert each.partial is not None
     assert each.partial.error > 0.1
 
 

@@ -84,7 +84,6 @@ def test_the_balancing_loss_of_all_tokens_is_that_of_transformers_forward() -> N
     ids = torch.randint(16, (1, 40))
     expected = policy.model(input_ids=ids, output_router_logits=True).aux_loss
     policy(ids, torch.arange(40), ids[0])
-    assert policy.routing is not None
     found = balancing_loss(policy.routing.counts, policy.routing.probabilities, 40)
     assert abs(float((found - expected).detach())) < 1e-6
     routers = [weight for name, weight in policy.model.named_parameters() if "mlp.gate" in name]
@@ -96,7 +95,6 @@ def test_routing_counts_a_token_as_often_as_it_predicts_one() -> None:
     policy = tiny()
     ids = torch.randint(16, (2, 5))
     policy(ids, torch.tensor([0, 0, 7]), ids[0, :3])
-    assert policy.routing is not None
     assert policy.routing.counts.sum(1).tolist() == [6.0, 6.0]
     assert torch.allclose(policy.routing.probabilities.sum(1), torch.tensor(3.0))
 
@@ -104,7 +102,6 @@ def test_routing_counts_a_token_as_often_as_it_predicts_one() -> None:
 def test_a_pass_keeps_no_probabilities_of_routers_where_nothing_is_balanced() -> None:
     policy = Policy(tiny().model, temperature=1.0)
     logprobs, _ = policy(torch.zeros(1, 4, dtype=torch.int64), torch.arange(4), torch.arange(4))
-    assert policy.routing is not None
     assert not policy.routing.probabilities.requires_grad
     assert logprobs.requires_grad
 
@@ -216,7 +213,6 @@ def test_given_experts_weigh_what_their_router_gives_them() -> None:
     policy, hidden = replaying(), torch.randn(1, 5, 32)
     block: Any = policy.model.model.layers[1].mlp
     given = torch.tensor([[0, 5], [1, 2], [4, 3], [2, 0], [5, 1]])
-    assert policy.routers is not None
     policy.routers.give(given[:, None].expand(5, 2, 2))
     found = block(hidden)[0]
     policy.choose_experts()
@@ -289,7 +285,6 @@ def test_each_token_of_a_pass_has_the_experts_that_the_sampler_sent_it_to(packed
     for batch in (step, join([step, step]), select(step, [1, 0]), holding(step, [keep(step, np.array([1, 3, 0, 2]))])):
         index = tuple(reversed(range(len(batch.lengths)))) if not packed else tuple(range(len(batch.lengths)))
         made = microbatch(batch, Rows(index), torch.device("cpu"), packed=packed)
-        assert made.experts is not None
         assert made.experts.shape == (made.input_ids.numel(), 1, 2)
         ids, told = made.input_ids.flatten(), made.experts[:, 0, 0]
         assert torch.equal(told[made.sources].long(), ids[made.sources]), "those that a logprob follows from"
@@ -391,7 +386,6 @@ def test_the_learner_goes_by_what_the_sampler_tells_and_the_reference_by_its_own
 def test_the_load_of_experts_is_counted_where_tokens_are_sent() -> None:
     policy, ids = replaying(), torch.randint(16, (1, 12))
     policy(ids, torch.arange(11), ids[0, 1:], experts=torch.tensor([1, 4]).expand(12, 2, 2))
-    assert policy.routing is not None
     assert policy.routing.counts.tolist() == [[0, 11, 0, 0, 11, 0]] * 2
 
 

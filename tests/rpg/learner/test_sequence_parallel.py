@@ -51,7 +51,6 @@ def estimate(size: int) -> int:
     }
     experiment = Experiment.model_validate(spec)
     shape = model_shape(experiment)
-    assert shape is not None
     memory = memory_estimate(experiment, shape)
     return memory.activations + memory.logits
 

@@ -41,5 +41,4 @@ def test_a_microbatch_in_which_nothing_counts_weighs_nothing(aggregation: str) -
     loss = aggregate(losses, 0 * MASK, aggregation=aggregation, **WHOLE)
     loss.backward()
     assert loss.item() == 0
-    assert losses.grad is not None
     assert losses.grad.abs().sum() == 0

@@ -29,6 +29,7 @@ class Opens:
 
     weights_dir: Path
     max_length: int = MAX_LENGTH
+    device_type: str = "cpu"
     transfer: str = ""
 
     sampler: str = f"{__name__}:opened"

@@ -38,6 +38,7 @@ ENGINES = [
     pytest.param("engines", marks=pytest.mark.more),
     pytest.param("vllm", marks=pytest.mark.vllm),
     pytest.param("dedicated", marks=[pytest.mark.vllm, pytest.mark.long]),
+    pytest.param("vllm engines", marks=[pytest.mark.vllm, pytest.mark.long]),
 ]
 ENGINES_OF_MANY = ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.long])]
 DISTRIBUTIONS = [
@@ -64,7 +65,7 @@ def weights_dir(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest, weights_dir: Path) -> Iterator[Sampler]:
-    if request.param in ("vllm", "dedicated"):
+    if request.param in ("vllm", "dedicated", "vllm engines"):
         pytest.importorskip("vllm", exc_type=ImportError)
     sampler = open_engine(request.param, weights_dir)
     yield sampler

@@ -49,6 +49,8 @@ UNIT = {"run_id": "a-0", "seed": 0}
         ("manifest.json", {"files": {"a": SHA, "b": "00"}}, {"files": {"a": SHA, "b": "00"}}, []),
         ("manifest.json", {"files": {"a": SHA, "b": None}}, {}, ["files.b: null; expected an object or a text"]),
         ("experiment.json", {"runs": [1] * 10_001}, {}, ["10001 parts of another type"]),
+        ("experiment.json", {"runs": [1] * 1_000_001}, {}, ["more than 1000000 values"]),  # gigabytes if it is parsed
+        ("provenance.json", {"origins": [[]] * 10_001}, {}, ["10001 parts of another type"]),  # one each
     ],
 )
 def test_the_parts_that_fit_are_read_and_the_others_are_named(

@@ -22,7 +22,6 @@ def test_the_child_dies_with_its_killed_parent() -> None:
         "time.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", parent_code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait()

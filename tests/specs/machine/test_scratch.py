@@ -26,7 +26,6 @@ def holder(root: Path) -> tuple["subprocess.Popen[str]", Path]:
     """A process that has such a directory, and the directory."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, "-c", HOLDER, str(root)], text=True, **pipes)
-    assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
 
 

@@ -73,7 +73,6 @@ def test_a_script_whose_interpreter_is_not_here_is_told_with_its_first_line(
         interpreters(program, "/usr/bin:/bin")
     issue = raised.value.issue
     guilty = tmp_path / ("lost" if line.endswith("lost") else "program")
-    assert issue.given is not None
     assert issue.given.startswith(f"{guilty} begins with #!")
     assert "\r" not in issue.given
     assert hint in (issue.hint or "")

@@ -34,7 +34,6 @@ def four_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def hold(count: int, holder: str) -> tuple["subprocess.Popen[str]", list[str]]:
     """A process that holds slots until it is killed, and which it got."""
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(count), holder], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     return process, process.stdout.readline().split()
 
 
@@ -159,7 +158,6 @@ def hostile(directory: Path, victim: Path) -> "subprocess.Popen[str]":
     """A process of another user that has filled the directory with what it could."""
     command = [sys.executable, "-c", HOSTILE, str(directory), str(victim)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
 
@@ -192,7 +190,6 @@ def test_another_user_cannot_have_a_file_written_nor_block_a_slot_that_he_does_n
 def test_two_users_never_hold_one_slot(open_directory: Path) -> None:
     code = f"import specs.machine.gpu_slots\n{AS_NOBODY}os.umask(0o077){HOLD}"
     other = subprocess.Popen([sys.executable, "-c", code, "2", "run-of-nobody"], stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None
     try:
         assert other.stdout.readline().split() == ["0", "1"]
         # A umask of 077 does not keep the others from asking.

@@ -136,7 +136,6 @@ with Store.open(Path(sys.argv[1]), Limits(memory_bytes=40_000_000)) as store:
 def test_what_a_killed_query_had_put_on_disk_is_removed_by_the_next_one(home: Path, scratch: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(home)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as query:
-        assert query.stdout is not None
         assert b"spilled\n" in iter(query.stdout.readline, b"")
         with Store.open(home) as store:
             store.query("select 1")

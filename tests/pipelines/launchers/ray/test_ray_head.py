@@ -33,8 +33,6 @@ def test_a_host_that_waits_for_gpus_when_the_others_are_over_is_not_lost(
         leased(1, "another run", waiting=None),
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node,
     ):
-        assert node.stdin is not None
-        assert node.stdout is not None
         node.stdin.write(f"{json.dumps(settings)}\n{json.dumps({'order': 'start', **engines, **meeting})}\n")
         node.stdin.flush()
         assert any("a is held by another run" in line for line in iter(node.stdout.readline, ""))
@@ -52,7 +50,6 @@ def test_a_host_that_hears_nothing_ends_its_ranks_and_reports_no_end_of_their_wo
     share = {"run_dir": str(tmp_path), "first_rank": 0, "ranks": 1, "log": str(tmp_path / "log"), **meeting}
     command = [sys.executable, "-m", "pipelines.launchers.ray.node"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
-        assert node.stdin is not None
         assert node.stdout is not None
         node.stdin.write(f"{json.dumps(settings)}\n{json.dumps({'order': 'start', **share})}\n")
         node.stdin.flush()
@@ -90,17 +87,14 @@ class ProgramChannel:
     def __init__(self, program: Path, name: str) -> None:
         command = [sys.executable, str(program), name]
         self._program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-        assert self._program.stdout is not None
         os.set_blocking(self._program.stdout.fileno(), False)
         self.closed = False
 
     def send(self, data: bytes) -> None:
-        assert self._program.stdin is not None
         if self._program.poll() is None:
             self._program.stdin.write(data)
 
     def receive(self) -> bytes:
-        assert self._program.stdout is not None
         data: bytes | None = self._program.stdout.read(1 << 16)
         self.closed = data == b""
         return data or b""

@@ -53,7 +53,6 @@ def test_a_request_is_for_one_run_and_carries_its_grace(tmp_path):
     home, stop = Home(tmp_path), Stop()
     request_cancel(home.run("run-1"), 0.5)
     request = stop.requested(home.run("run-1"))
-    assert request is not None
     assert (request.reason, request.grace, request.whole_command) == ("cancelled", 0.5, False)
     assert stop.requested(home.run("run-2")) is None
     clear_request(home.run("run-1"))
@@ -90,7 +89,6 @@ def test_a_signal_is_noted_and_stops_the_whole_command(tmp_path, number):
     with stop.on_signals():
         os.kill(os.getpid(), number)
         request = stop.requested(tmp_path)
-    assert request is not None
     assert request.whole_command
     assert request.reason == f"interrupted by {number.name}"
 
@@ -103,10 +101,8 @@ def test_work_that_is_to_go_on_later_has_a_longer_grace_which_can_be_chosen(tmp_
         stop = Stop(gives_back=True, grace=give_back_grace())
         stop.note(number)
         request = stop.requested(tmp_path)
-        assert request is not None
         assert (request.grace, request.status) == (seconds, "cancelled" if number == signal.SIGINT else "pending")
     suspended = stop_request(flow_run(Suspended()))
-    assert suspended is not None
     assert suspended.grace == grace
 
 
@@ -116,7 +112,6 @@ def test_work_that_is_to_go_on_later_has_a_longer_grace_which_can_be_chosen(tmp_
 )
 def test_the_grace_of_a_cancel_reaches_a_flow_through_the_server(message, grace):
     request = stop_request(flow_run(Cancelling(message=message)))
-    assert request is not None
     assert (request.reason, request.grace) == ("cancelled", grace)
 
 
@@ -129,7 +124,6 @@ def test_a_flow_that_does_not_end_is_killed_when_its_grace_and_the_time_to_recor
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         began = time.monotonic()
         stop_flows([FlowProcess("flow-1", ProcessRecord.of(process.pid), "")], signal.SIGTERM, 1.0)

@@ -1,8 +1,6 @@
 """Whatever a run's record and its flow run say: after `rpg cancel` nothing of it runs again, and both say the same."""
 
 import contextlib
-import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,7 +9,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from guarded import PASSWORD, Server
+from flow_site import Site, new_site
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import StateType
 from prefect.flow_engine import run_flow_sync
@@ -39,18 +37,14 @@ from pipelines.prefect.flows.stop import NotStoppedError
 from pipelines.prefect.flows.workers import reconciliation
 from pipelines.prefect.flows.workers.reconciliation import Reconciliation
 from pipelines.prefect.server.api import client_settings
-from pipelines.prefect.server.client import prefect_client
-from pipelines.prefect.server.deployments import EXPERIMENTS, POOL, ensure_deployment
+from pipelines.prefect.server.deployments import POOL
 from pipelines.prefect.server.flow_runs import OPEN, flow_runs, is_called_off, run_id_of
 from pipelines.prefect.server.outbox import Outbox, schedule_again
 from specs.errors import SpecError
-from specs.machine.files import now, read_json, write_json
+from specs.machine.files import read_json, write_json
 from specs.machine.lease import acquire
-from specs.machine.liveness import FINAL, newest_lease, start_of, status_of
+from specs.machine.liveness import FINAL, newest_lease
 
-BOOT = start_of(os.getpid()).partition(":")[0]
-GONE = {"host": socket.gethostname(), "pid": 2**22 - 1, "pid_started": f"{BOOT}:1"}
-"""A process of this host that lives no more."""
 RECORDS = ("submitted", "given back", "alive", "dead", *FINAL)
 """How a run stands on record: it waits, never begun or begun; it is executed; who executed it is gone; it has ended."""
 STATES: dict[str, State[Any] | None] = {
@@ -70,54 +64,23 @@ STATES: dict[str, State[Any] | None] = {
 TYPES = {"finished": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"}
 
 
-class Site:
-    """A home, a server that asks for a password, and runs that stand as they please."""
-
-    def __init__(self, home: Home, server: Server, client: SyncPrefectClient) -> None:
-        self.home, self.server, self.client = home, server, client
-        self.deployment = ensure_deployment(client, EXPERIMENTS)
-        self.runs = 0
+class EndingSite(Site):
+    """A site with runs that stand as `RECORDS` and `STATES` say."""
 
     def run(self, record: str, state: State[Any] | None, *, experiment: str = "tiny") -> tuple[str, UUID | None]:
         """A run that stands so on record and on the server, and its flow run."""
-        self.runs += 1
-        run_id = f"tiny-s0-{self.runs:08}"
+        run_id = self.new_run()
         flow_run_id = None if state is None else self.flow_run(run_id, state, experiment)
-        directory = self.home.run(run_id)
         begun = record != "submitted"
         waits = record in ("submitted", "given back")
         status = "pending" if waits else "running" if record in ("alive", "dead") else record
         at = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
-        write_json(directory / "run.json", {"run_id": run_id, "experiment": experiment, "name": f"seed {self.runs}"})
-        fields = {"status": status, "reason": "", "started_at": at if begun else None, "api_url": self.server.url}
-        write_json(directory / "state.json", GONE | fields | {"flow_run_id": flow_run_id and str(flow_run_id)})
+        fields = {"started_at": at if begun else None, "api_url": self.url}
+        directory = self.record(run_id, status, flow_run_id, **fields)
+        write_json(directory / "run.json", {"run_id": run_id, "experiment": experiment, "name": run_id})
         if begun and record != "alive":
-            lease = GONE | {"number": 1, "since": at, "at": at, "released": record != "dead"}
-            write_json(directory / "leases/0001.json", lease)
+            self.lease(directory, seconds_ago=3600, released=record != "dead")
         return run_id, flow_run_id
-
-    def flow_run(self, run_id: str, state: State[Any], experiment: str = "tiny") -> UUID:
-        parameters = {"name": "tiny", "run_id": run_id, "document": "0"}
-        name = f"{experiment}: seed {self.runs}"
-        created = self.client.create_flow_run_from_deployment(
-            self.deployment, parameters=parameters, name=name, tags=[f"experiment:{experiment}"]
-        )
-        if not state.is_scheduled():
-            for before in [] if state.is_pending() else [Pending(), Running()]:
-                self.client.set_flow_run_state(created.id, before, force=True)
-        self.client.set_flow_run_state(created.id, state, force=True)
-        return created.id
-
-    def kind(self, flow_run_id: UUID) -> str:
-        state = self.client.read_flow_run(flow_run_id).state
-        assert state is not None
-        return str(state.type.value)
-
-    def status(self, run_id: str) -> str:
-        return status_of(self.home.run(run_id), read_json(self.home.run(run_id) / "state.json"))
-
-    def compare(self) -> None:
-        Reconciliation(self.home, POOL).compare(self.client)
 
     def cancel(self, run_id: str) -> tuple[bool, str]:
         """Whether `rpg cancel` says that the run is stopped, and its words."""
@@ -128,10 +91,8 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    home = Home(tmp_path_factory.mktemp("site"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_API_AUTH_STRING", PASSWORD)
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndingSite]:
+    with pytest.MonkeyPatch.context() as patch, new_site(tmp_path_factory.mktemp("site")) as site:
         for module, name, seconds in (
             (stop, "CLOSING_SECONDS", 0.2),
             (stop, "_NOTICE_SECONDS", 0.2),
@@ -141,12 +102,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             (reconciliation, "_ENDING_SECONDS", 0.0),
         ):
             patch.setattr(module, name, seconds)
-        server = Server(Home(tmp_path_factory.mktemp("server")))
-        try:
-            with prefect_client(home, server.url) as client:
-                yield Site(home, server, client)
-        finally:
-            server.stop()
+        yield EndingSite(site.home, site.url, site.client)
 
 
 @pytest.mark.more
@@ -158,7 +114,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         for record in RECORDS
     ],
 )
-def test_after_a_cancel_nothing_runs_again_and_record_and_server_agree(site: Site, record: str) -> None:
+def test_after_a_cancel_nothing_runs_again_and_record_and_server_agree(site: EndingSite, record: str) -> None:
     cancelled = []
     for name, state in STATES.items():
         run_id, flow_run_id = site.run(record, state)
@@ -190,12 +146,12 @@ def test_after_a_cancel_nothing_runs_again_and_record_and_server_agree(site: Sit
             assert record != "submitted" or name not in ("Scheduled", "Late", "AwaitingRetry", "Pending"), where
 
 
-def is_held(site: Site, run_id: str) -> bool:
+def is_held(site: EndingSite, run_id: str) -> bool:
     lease = newest_lease(site.home.run(run_id))
     return lease is not None and lease.is_held()
 
 
-def executing(site: Site, run_id: str) -> threading.Thread:
+def executing(site: EndingSite, run_id: str) -> threading.Thread:
     """A flow that holds the run, and ends it when it is asked to stop."""
     held = acquire(site.home.run(run_id))
 
@@ -209,24 +165,22 @@ def executing(site: Site, run_id: str) -> threading.Thread:
     return thread
 
 
-def test_a_run_that_was_submitted_twice_is_cancelled_twice(site: Site) -> None:
+def test_a_run_that_was_submitted_twice_is_cancelled_twice(site: EndingSite) -> None:
     run_id, flow_run_id = site.run("submitted", Scheduled())
     again = site.flow_run(run_id, Scheduled())
     assert site.cancel(run_id) == (True, f"{run_id} was waiting and is cancelled")
-    assert flow_run_id is not None
     assert [site.kind(flow_run_id), site.kind(again)] == ["CANCELLED", "CANCELLED"]
 
 
-def test_a_run_that_had_ended_and_waits_on_the_server_again_is_taken_back(site: Site) -> None:
+def test_a_run_that_had_ended_and_waits_on_the_server_again_is_taken_back(site: EndingSite) -> None:
     for status in FINAL:
         run_id, flow_run_id = site.run(status, Scheduled())
         words = f"{run_id} is {status} already; its pending flow runs on the server are withdrawn"
         assert site.cancel(run_id) == (True, words)
-        assert flow_run_id is not None
         assert (site.status(run_id), site.kind(flow_run_id)) == (status, TYPES[status])
 
 
-def test_a_run_that_is_taken_over_while_it_is_ended_is_asked_to_stop(site: Site, monkeypatch) -> None:
+def test_a_run_that_is_taken_over_while_it_is_ended_is_asked_to_stop(site: EndingSite, monkeypatch) -> None:
     run_id, flow_run_id = site.run("dead", Scheduled())
     end_everywhere, holders = cancel.end_everywhere, []
 
@@ -242,22 +196,20 @@ def test_a_run_that_is_taken_over_while_it_is_ended_is_asked_to_stop(site: Site,
         True,
         f"{run_id} is cancelled; `rpg resume {run_id}` continues from its last checkpoint",
     )
-    assert flow_run_id is not None
     assert site.kind(flow_run_id) == "CANCELLED"
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("record", ["submitted", "dead"])
-def test_a_flow_that_starts_while_it_is_cancelled_executes_nothing(site: Site, record: str, monkeypatch) -> None:
+def test_a_flow_that_starts_while_it_is_cancelled_executes_nothing(site: EndingSite, record: str, monkeypatch) -> None:
     """Its worker has it already and starts it all the same; one that is cancelled the server lets be running again."""
     run_id, flow_run_id = site.run(record, Pending())
-    assert flow_run_id is not None
     flow_run = site.client.read_flow_run(flow_run_id)
     stopped, words = site.cancel(run_id)
     assert stopped == (record == "dead"), words
     monkeypatch.setenv("RPG_HOME", str(site.home.root))
     leases = sorted(site.home.run(run_id).glob("leases/*"))
-    with client_settings(site.home, site.server.url):
+    with client_settings(site.home, site.url):
         run_flow_sync(flow.execute_run, flow_run=flow_run, parameters=flow_run.parameters, return_type="state")
     assert sorted(site.home.run(run_id).glob("leases/*")) == leases, "nobody has taken the run since"
     if record == "dead":
@@ -271,13 +223,12 @@ def test_a_flow_that_starts_while_it_is_cancelled_executes_nothing(site: Site, r
     assert not is_called_off(site.client, flow_run_id)
 
 
-def test_a_run_that_is_cancelled_while_its_worker_gives_it_back_is_not_scheduled_again(site: Site) -> None:
+def test_a_run_that_is_cancelled_while_its_worker_gives_it_back_is_not_scheduled_again(site: EndingSite) -> None:
     _, flow_run_id = site.run("given back", Cancelled())
-    with client_settings(site.home, site.server.url):
+    with client_settings(site.home, site.url):
         ending = Outbox(site.home, str(flow_run_id))
         ending.start()
         assert ending.close(20.0, schedule=True)
-    assert flow_run_id is not None
     assert site.kind(flow_run_id) == "CANCELLED"
 
 
@@ -306,10 +257,9 @@ class Meanwhile:
 @pytest.mark.parametrize("record", ["given back", "dead"])
 @pytest.mark.parametrize("call", ["read_flow_run", "read_task_runs"])
 def test_a_run_that_is_cancelled_while_a_worker_gives_it_back_to_the_queue_stays_so(
-    site: Site, record: str, call: str
+    site: EndingSite, record: str, call: str
 ) -> None:
     run_id, flow_run_id = site.run(record, Crashed())
-    assert flow_run_id is not None
     flow_run = site.client.read_flow_run(flow_run_id)
     cancels = threading.Thread(target=cancelling, args=(site, run_id))
 
@@ -323,13 +273,13 @@ def test_a_run_that_is_cancelled_while_a_worker_gives_it_back_to_the_queue_stays
     assert (site.status(run_id), site.kind(flow_run_id)) == ("cancelled", "CANCELLED")
 
 
-def cancelling(site: Site, run_id: str) -> None:
+def cancelling(site: EndingSite, run_id: str) -> None:
     """`rpg cancel` in a process of its own, which has connections of its own."""
     with contextlib.suppress(SpecError):
         cancel_run(site.home, run_id, 0.0)
 
 
-def test_a_run_that_is_submitted_again_while_its_flow_run_is_settled_keeps_its_new_flow_run(site: Site) -> None:
+def test_a_run_that_is_submitted_again_while_its_flow_run_is_settled_keeps_its_new_flow_run(site: EndingSite) -> None:
     run_id, flow_run_id = site.run("dead", Running())
     assert flow_run_id is not None
     other = site.flow_run(run_id, Scheduled())
@@ -342,7 +292,7 @@ def test_a_run_that_is_submitted_again_while_its_flow_run_is_settled_keeps_its_n
 
         def submitted(*arguments: Any, decided: Callable[..., Any] = ending) -> Any:
             answer = decided(*arguments)
-            RunState(site.home, run_id).submitted(str(other), site.server.url)
+            RunState(site.home, run_id).submitted(str(other), site.url)
             return answer
 
         rounds._ending = submitted  # type: ignore[method-assign]
@@ -353,7 +303,7 @@ def test_a_run_that_is_submitted_again_while_its_flow_run_is_settled_keeps_its_n
 
 
 def test_a_run_that_is_submitted_again_while_what_waits_of_it_is_taken_back_keeps_its_record(
-    site: Site, monkeypatch
+    site: EndingSite, monkeypatch
 ) -> None:
     run_id, _ = site.run("failed", Scheduled())
     again = site.flow_run(run_id, Scheduled())
@@ -362,7 +312,7 @@ def test_a_run_that_is_submitted_again_while_what_waits_of_it_is_taken_back_keep
     def submitted(*arguments: Any, **options: Any) -> bool:
         answer = live(*arguments, **options)
         monkeypatch.setattr(stop, "_live", live)
-        RunState(site.home, run_id).submitted(str(again), site.server.url)
+        RunState(site.home, run_id).submitted(str(again), site.url)
         return answer
 
     monkeypatch.setattr(stop, "_live", submitted)
@@ -372,10 +322,9 @@ def test_a_run_that_is_submitted_again_while_what_waits_of_it_is_taken_back_keep
 
 
 def test_a_run_that_is_cancelled_while_its_worker_sends_what_is_left_is_not_scheduled_again(
-    site: Site, monkeypatch
+    site: EndingSite, monkeypatch
 ) -> None:
     _, flow_run_id = site.run("given back", Running())
-    assert flow_run_id is not None
     send_all = Outbox._send_all
 
     def cancelled_meanwhile(ending: Outbox, client: SyncPrefectClient) -> None:
@@ -383,16 +332,15 @@ def test_a_run_that_is_cancelled_while_its_worker_sends_what_is_left_is_not_sche
         send_all(ending, client)
 
     monkeypatch.setattr(Outbox, "_send_all", cancelled_meanwhile)
-    with client_settings(site.home, site.server.url):
+    with client_settings(site.home, site.url):
         ending = Outbox(site.home, str(flow_run_id))
         ending.start()
         assert ending.close(20.0, schedule=True)
     assert site.kind(flow_run_id) == "CANCELLING"
 
 
-def test_a_flow_run_that_is_cancelled_just_before_it_is_scheduled_again_is_not(site: Site) -> None:
+def test_a_flow_run_that_is_cancelled_just_before_it_is_scheduled_again_is_not(site: EndingSite) -> None:
     _, flow_run_id = site.run("given back", Running())
-    assert flow_run_id is not None
     flow_run = site.client.read_flow_run(flow_run_id)
     client: Any = Meanwhile(
         site.client, "read_flow_run_states", lambda: site.client.set_flow_run_state(flow_run_id, Cancelling())
@@ -404,10 +352,9 @@ def test_a_flow_run_that_is_cancelled_just_before_it_is_scheduled_again_is_not(s
 @pytest.mark.more
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_flow_run_that_is_given_back_although_it_was_to_be_cancelled_is_cancelled(
-    site: Site, is_known: bool, tmp_path: Path, monkeypatch
+    site: EndingSite, is_known: bool, tmp_path: Path, monkeypatch
 ) -> None:
     run_id, flow_run_id = site.run("submitted", Running())
-    assert flow_run_id is not None
     ask = stop.ask_to_stop
 
     def given_back(client: SyncPrefectClient, *arguments: Any) -> None:
@@ -426,15 +373,14 @@ def test_a_flow_run_that_is_given_back_although_it_was_to_be_cancelled_is_cancel
 
 
 def test_a_run_that_was_submitted_to_a_server_and_is_executed_by_a_command_here_is_stopped_here_too(
-    site: Site, call: Callable[..., tuple[int, str, str]], monkeypatch
+    site: EndingSite, call: Callable[..., tuple[int, str, str]], monkeypatch
 ) -> None:
     monkeypatch.setenv("RPG_HOME", str(site.home.root))
     run_id, flow_run_id = site.run("alive", Scheduled())
-    assert flow_run_id is not None
     own = {"flow_run_id": str(uuid4())}  # of the command's own server
     write_json(site.home.run(run_id) / "state.json", read_json(site.home.run(run_id) / "state.json") | own)
     holder = executing(site, run_id)
-    code, _, err = call("cancel", run_id, "--profile", site.server.url, "--grace", "0")
+    code, _, err = call("cancel", run_id, "--profile", site.url, "--grace", "0")
     holder.join(5.0)
     asked = not holder.is_alive()
     write_json(site.home.run(run_id) / "cancel.json", {})
@@ -444,58 +390,54 @@ def test_a_run_that_was_submitted_to_a_server_and_is_executed_by_a_command_here_
 
 
 def test_a_run_whose_own_server_does_not_answer_keeps_no_other_from_being_cancelled(
-    site: Site, call: Callable[..., tuple[int, str, str]], monkeypatch
+    site: EndingSite, call: Callable[..., tuple[int, str, str]], monkeypatch
 ) -> None:
     monkeypatch.setenv("RPG_HOME", str(site.home.root))
     runs = dict(site.run("given back", Scheduled(), experiment="apart") for _ in range(2))
     first, last = (run_id_of(found) for found in flow_runs(site.client, OPEN, experiment="apart"))
     elsewhere = {"api_url": "http://127.0.0.1:1/api"}
     write_json(site.home.run(first) / "state.json", read_json(site.home.run(first) / "state.json") | elsewhere)
-    code, _, err = call("cancel", "apart", "--profile", site.server.url)
+    code, _, err = call("cancel", "apart", "--profile", site.url)
     assert code == 2
     assert "the Prefect server at http://127.0.0.1:1/api, which has the run, does not answer" in err
     flow_run_id = runs[last]
-    assert flow_run_id is not None
     assert (site.status(last), site.kind(flow_run_id)) == ("cancelled", "CANCELLED")
 
 
 @pytest.mark.more
 def test_runs_of_a_server_are_cancelled_by_whoever_may_enter(
-    site: Site, call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch
+    site: EndingSite, call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch
 ) -> None:
     """By a home that knows nothing of them: one waits, another one is executed and does not answer."""
     waiting, waits = site.run("submitted", Scheduled())
     monkeypatch.setenv("RPG_HOME", str(tmp_path / "elsewhere"))
-    code, _, err = call("cancel", waiting, "--profile", site.server.url)
+    code, _, err = call("cancel", waiting, "--profile", site.url)
     assert (code, err) == (0, f"{waiting} was waiting and is cancelled\n")
     executed, runs = site.run("submitted", Running())
-    code, _, err = call("cancel", executed.rpartition("-")[2], "--profile", site.server.url, "--grace", "0")
+    code, _, err = call("cancel", executed.rpartition("-")[2], "--profile", site.url, "--grace", "0")
     assert code == 1
     assert f"{executed} was asked to stop and is still cancelling on the server: http://" in err
-    assert waits is not None
-    assert runs is not None
     assert [site.kind(waits), site.kind(runs)] == ["CANCELLED", "CANCELLING"]
-    code, _, err = call("cancel", waiting, "--profile", site.server.url)
+    code, _, err = call("cancel", waiting, "--profile", site.url)
     assert code == 2
-    assert err.startswith(f"no such run is waiting or running on the server at {site.server.url}\n  given: {waiting}\n")
+    assert err.startswith(f"no such run is waiting or running on the server at {site.url}\n  given: {waiting}\n")
 
 
 def test_an_experiment_is_cancelled_on_its_server_and_on_record_here(
-    site: Site, call: Callable[..., tuple[int, str, str]], monkeypatch
+    site: EndingSite, call: Callable[..., tuple[int, str, str]], monkeypatch
 ) -> None:
     monkeypatch.setenv("RPG_HOME", str(site.home.root))
     runs = [site.run("given back", Scheduled(), experiment="sums") for _ in range(2)]
-    code, _, err = call("cancel", "sums", "--profile", site.server.url)
+    code, _, err = call("cancel", "sums", "--profile", site.url)
     assert code == 0, err
     for run_id, flow_run_id in runs:
         assert f"{run_id} is cancelled; `rpg resume {run_id}` continues from its last checkpoint\n" in err
-        assert flow_run_id is not None
         assert (site.status(run_id), site.kind(flow_run_id)) == ("cancelled", "CANCELLED")
 
 
-def test_a_run_that_is_taken_over_waits_for_a_worker_in_the_place_that_it_had(site: Site) -> None:
+def test_a_run_that_is_taken_over_waits_for_a_worker_in_the_place_that_it_had(site: EndingSite) -> None:
     run_id, flow_run_id = site.run("dead", Running())
-    write_json(site.home.run(run_id) / "leases/0001.json", GONE | {"number": 1, "since": now(), "at": now()})
+    site.lease(site.home.run(run_id))
     assert flow_run_id is not None
     asked_at = site.client.read_flow_run(flow_run_id).expected_start_time
     later, _ = site.run("submitted", Scheduled())
@@ -511,20 +453,18 @@ def test_a_run_that_is_taken_over_waits_for_a_worker_in_the_place_that_it_had(si
     with acquire(site.home.run(run_id)) as lease:
         assert lease.is_takeover
     for number, again_and_again in ((3, False), (4, True)):
-        dead = GONE | {"number": number, "at": now(), "since": now()}
-        write_json(site.home.run(run_id) / f"leases/{number:04}.json", dead)
+        site.lease(site.home.run(run_id), number)
         assert reconciliation._crashes_again_and_again(site.home.run(run_id)) == again_and_again
 
 
 def test_a_run_that_a_worker_could_not_give_back_on_a_full_disk_is_cancelled_when_there_is_room(
-    site: Site, tmp_path: Path, full_disk: Callable[..., None]
+    site: EndingSite, tmp_path: Path, full_disk: Callable[..., None]
 ) -> None:
     """The worker, this process, lives on."""
-    full = Site(Home(tmp_path / "disk" / "home"), site.server, site.client)
-    full.runs = 1000 + site.runs
+    full = EndingSite(Home(tmp_path / "disk" / "home"), site.url, site.client)
+    full.new_run = site.new_run  # type: ignore[method-assign]
     run_id, flow_run_id = full.run("dead", Running())
-    write_json(full.home.run(run_id) / "leases/0001.json", GONE | {"number": 1, "since": now(), "at": now()})
-    assert flow_run_id is not None
+    full.lease(full.home.run(run_id))
     full_disk(leave=4096)  # room for a lease, and for nothing else
     full.compare()
     assert newest_lease(full.home.run(run_id)).number == 2

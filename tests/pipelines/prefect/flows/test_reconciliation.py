@@ -6,14 +6,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import httpx
 import pytest
+from flow_site import Site, new_site
 from live import SPEC
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
@@ -27,7 +29,6 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Scheduled, State
 from waiting import wait_for
 
-from pipelines.home.home import Home
 from pipelines.home.state import RunState
 from pipelines.prefect.flows import frozen, submit
 from pipelines.prefect.flows.workers import reconciliation
@@ -36,188 +37,116 @@ from pipelines.prefect.flows.workers.reconciliation import Reconciliation
 from pipelines.prefect.flows.workers.worker import worker_name
 from pipelines.prefect.server import client as server_client
 from pipelines.prefect.server import outbox
-from pipelines.prefect.server.api import EmbeddedServer, client_settings
-from pipelines.prefect.server.client import prefect_client
-from pipelines.prefect.server.deployments import EXPERIMENTS, POOL, SCHEDULES, STUDIES, ensure_deployment
+from pipelines.prefect.server.api import client_settings
+from pipelines.prefect.server.deployments import POOL, SCHEDULES, ensure_deployment
 from pipelines.prefect.server.outbox import Outbox, unsent_file
 from pipelines.processes.reap import ProcessRecord
 from specs.loader import load_document
 from specs.machine import liveness
 from specs.machine.files import read_json, write_json
-from specs.machine.lease import Lease, acquire
-from specs.machine.liveness import start_of
-
-BOOT = start_of(os.getpid()).partition(":")[0]
-GONE = {"host": socket.gethostname(), "pid": 2**22 - 1, "pid_started": f"{BOOT}:1"}
-"""A process of this host that lives no more."""
-
-
-class Site:
-    """A home, a server, and a worker's actions on the server."""
-
-    def __init__(self, home: Home, client: SyncPrefectClient) -> None:
-        self.home = home
-        self.client = client
-        self.deployment = ensure_deployment(client, EXPERIMENTS)
-        self.runs = 0
-
-    def flow_run(self, state: State[Any], run_id: str = "") -> tuple[str, UUID]:
-        """A flow run of a run that has a record. Returns their ids."""
-        self.runs += 1
-        run_id = run_id or f"tiny-s0-{self.runs:08}"
-        parameters = {"name": "tiny", "run_id": run_id, "document": "0"}
-        created = self.client.create_flow_run_from_deployment(self.deployment, parameters=parameters)
-        for entered in (Running(), state):
-            self.client.set_flow_run_state(created.id, entered, force=True)
-        return run_id, created.id
-
-    def study_flow_run(self, state: State[Any], *, pool: str = POOL) -> tuple[Path, UUID]:
-        """A flow run of a study: the directory of its lease, and its id."""
-        deployment = ensure_deployment(self.client, STUDIES, pool)
-        parameters = {"name": "study clips", "document": "0"}
-        created = self.client.create_flow_run_from_deployment(deployment, parameters=parameters)
-        for entered in (Running(), state):
-            self.client.set_flow_run_state(created.id, entered, force=True)
-        return self.home.study_flow("clips", str(created.id)), created.id
-
-    def dead_process(self, flow_run_id: UUID) -> Path:
-        """The note of a flow of this host that was killed."""
-        note = self.home.prefect / "flows" / f"{flow_run_id}.json"
-        write_json(note, asdict(ProcessRecord.of(os.getpid(), "flow")) | {"host": socket.gethostname(), "started": "0"})
-        return note
-
-    def record(self, run_id: str, status: str, flow_run_id: UUID | None) -> Path:
-        directory = self.home.run(run_id)
-        write_json(directory / "state.json", {"status": status, "reason": "", "flow_run_id": str(flow_run_id)} | GONE)
-        return directory
-
-    def dead_lease(self, directory: Path, number: int = 1, *, seconds_ago: float = 0.0) -> None:
-        at = (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat()
-        write_json(directory / f"leases/{number:04}.json", GONE | {"number": number, "since": at, "at": at})
-
-    def compare(self) -> None:
-        Reconciliation(self.home, POOL).compare(self.client)
-
-    def state(self, flow_run_id: UUID) -> str:
-        state = self.client.read_flow_run(flow_run_id).state
-        assert state is not None
-        return state.type.value
+from specs.machine.lease import acquire
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    home = Home(tmp_path_factory.mktemp("site"))
-    server = EmbeddedServer(home)
-    server.start()
-    try:
-        server.wait()
-        with prefect_client(home, server.url) as client:
-            yield Site(home, client)
-    finally:
-        server.stop()
+    with new_site(tmp_path_factory.mktemp("site")) as site:
+        yield site
 
 
-@pytest.mark.more
-@pytest.mark.parametrize(
-    ("status", "state"), [("finished", "COMPLETED"), ("failed", "FAILED"), ("cancelled", "CANCELLED")]
-)
-def test_a_flow_run_gets_the_state_in_which_its_run_ended(site: Site, status: str, state: str) -> None:
-    for before in (Running(), Crashed()):
-        run_id, flow_run_id = site.flow_run(before)
-        site.dead_lease(site.record(run_id, status, flow_run_id))
+NO_LEASE, HELD, DEAD, OLD = "", "held", "dead", "an hour old"
+"""The newest lease of a run: none, a living process's, a dead process's with a fresh heartbeat, or with an old one."""
+SETTLED: list[tuple[State[Any], str, str, str, str]] = [
+    # The state on the server, the status on record, the lease, and both after a round.
+    *((before, "finished", DEAD, "COMPLETED", "finished") for before in (Running(), Crashed())),
+    *((before, "failed", DEAD, "FAILED", "failed") for before in (Running(), Crashed())),
+    *((before, "cancelled", DEAD, "CANCELLED", "cancelled") for before in (Running(), Crashed())),
+    (Completed(), "cancelled", DEAD, "COMPLETED", "cancelled"),
+    # Its process is gone: another worker resumes it, or it ends because it was cancelled.
+    (Running(), "running", DEAD, "SCHEDULED", "pending"),
+    (Cancelling(), "running", DEAD, "CANCELLED", "cancelled"),
+    # A process executes it, whatever its flow run says.
+    (Running(), "finished", HELD, "RUNNING", "finished"),
+    (Crashed(), "finished", HELD, "RUNNING", "finished"),
+    (Cancelling(), "finished", HELD, "CANCELLING", "finished"),
+    (Failed(), "running", HELD, "FAILED", "running"),
+    # A flow that has just begun gets time to take its lease; one without a record is of a worker of another home.
+    (Running(), "finished", OLD, "RUNNING", "finished"),
+    (Running(), "", NO_LEASE, "RUNNING", ""),
+    # A worker of another home executes it, even if this home gave it back earlier.
+    *((Cancelling(), "pending", lease, "CANCELLING", "pending") for lease in (NO_LEASE, OLD)),
+    *((Running(), "pending", lease, "RUNNING", "pending") for lease in (NO_LEASE, OLD)),
+    # It waits, or was completed elsewhere.
+    (Scheduled(), "pending", NO_LEASE, "SCHEDULED", "pending"),
+    (Completed(), "pending", NO_LEASE, "COMPLETED", "pending"),
+    # Its flow ended before it could record that.
+    *((Failed(message="no file"), status, NO_LEASE, "FAILED", "failed") for status in ("pending", "running")),
+    *((Cancelled(), status, NO_LEASE, "CANCELLED", "cancelled") for status in ("pending", "running")),
+]
+
+
+@pytest.mark.parametrize(("state", "status", "lease", "after", "recorded"), SETTLED)
+def test_a_flow_run_and_the_record_of_its_run_agree_after_a_round(
+    site: Site, state: State[Any], status: str, lease: str, after: str, recorded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = site.new_run()
+    flow_run_id, directory = site.flow_run(run_id, state), site.home.run(run_id)
+    if status:
+        site.record(run_id, status, flow_run_id)
+    if lease in (DEAD, OLD):
+        site.lease(directory, seconds_ago=3600 * (lease == OLD))
+    if state.name == "Running" and status == "pending":  # for longer than a flow takes to begin
+        monkeypatch.setattr(reconciliation, "_STARTING", timedelta(0))
+    with acquire(directory) if lease == HELD else nullcontext():
         site.compare()
-        assert site.state(flow_run_id) == state
+    record = read_json(directory / "state.json")
+    assert (site.kind(flow_run_id), record.get("status", "")) == (after, recorded)
+    if state.name == "Failed" and not lease:
+        assert (record["reason"], record["flow_run_id"]) == ("no file", str(flow_run_id))
 
 
-def test_a_run_whose_process_is_gone_is_scheduled_again(site: Site) -> None:
-    run_id, flow_run_id = site.flow_run(Running())
-    site.dead_lease(site.record(run_id, "running", flow_run_id))
+@pytest.mark.parametrize(
+    ("state", "lease", "after"),
+    [
+        (Running(), {}, "SCHEDULED"),
+        (Cancelling(), {}, "CANCELLED"),
+        # It has just ended, and gets time to tell the server.
+        (Cancelling(), {"released": True}, "CANCELLING"),
+        (Cancelling(), {"released": True, "seconds_ago": 20}, "CANCELLED"),
+    ],
+)
+def test_a_study_without_a_process_is_settled_by_any_worker_of_its_pool(
+    site: Site, state: State[Any], lease: dict[str, Any], after: str
+) -> None:
+    directory, flow_run_id = site.study_flow_run(state)
+    site.lease(directory, **lease)
     site.compare()
-    assert site.state(flow_run_id) == "SCHEDULED"
-
-
-def test_a_run_that_is_executed_goes_on_whatever_its_flow_run_says(site: Site) -> None:
-    for before, after in ((Running(), "RUNNING"), (Crashed(), "RUNNING"), (Cancelling(), "CANCELLING")):
-        run_id, flow_run_id = site.flow_run(before)
-        lease: Lease
-        with acquire(site.record(run_id, "finished", flow_run_id)) as lease:
-            site.compare()
-            assert site.state(flow_run_id) == after
-        assert lease.number == 1
-
-
-def test_a_flow_run_that_nobody_executes_is_cancelled_with_its_run(site: Site) -> None:
-    run_id, flow_run_id = site.flow_run(Cancelling())
-    directory = site.record(run_id, "running", flow_run_id)
-    site.dead_lease(directory)
-    site.compare()
-    assert site.state(flow_run_id) == "CANCELLED"
-    assert read_json(directory / "state.json")["status"] == "cancelled"
-
-
-def test_a_completed_flow_run_is_left_as_it_is(site: Site) -> None:
-    run_id, flow_run_id = site.flow_run(Completed())
-    site.dead_lease(site.record(run_id, "cancelled", flow_run_id))
-    site.compare()
-    assert site.state(flow_run_id) == "COMPLETED"
-
-
-def test_a_flow_that_has_just_begun_gets_time_to_take_its_lease(site: Site) -> None:
-    run_id, flow_run_id = site.flow_run(Running())
-    site.dead_lease(site.record(run_id, "finished", flow_run_id), seconds_ago=3600)
-    site.compare()
-    assert site.state(flow_run_id) == "RUNNING"
+    assert site.kind(flow_run_id) == after
 
 
 def test_a_run_that_died_three_times_without_a_checkpoint_is_left_alone(site: Site) -> None:
-    run_id, flow_run_id = site.flow_run(Running())
+    run_id, flow_run_id = site.new_flow_run(Running())
     directory = site.record(run_id, "running", flow_run_id)
     for number in (1, 2, 3):
-        site.dead_lease(directory, number)
+        site.lease(directory, number)
     checkpoint = directory / "checkpoints" / "step-000002"
     checkpoint.mkdir(parents=True)
     os.utime(checkpoint, (0, 0))
     site.compare()
-    assert site.state(flow_run_id) == "CRASHED"
+    assert site.kind(flow_run_id) == "CRASHED"
     # With a checkpoint of theirs it continues.
-    run_id, flow_run_id = site.flow_run(Running(), run_id)
+    flow_run_id = site.flow_run(run_id, Running())
     site.record(run_id, "running", flow_run_id)
     os.utime(checkpoint)
-    site.dead_lease(directory, 3)
+    site.lease(directory, 3)
     site.compare()
-    assert site.state(flow_run_id) == "SCHEDULED"
+    assert site.kind(flow_run_id) == "SCHEDULED"
 
 
-def test_a_flow_run_of_a_worker_with_a_home_of_its_own_is_left_to_that_worker(site: Site) -> None:
-    _, flow_run_id = site.flow_run(Running())
-    site.compare()
-    assert site.state(flow_run_id) == "RUNNING"
-
-
-def test_a_flow_run_that_makes_no_sense_does_not_keep_others_from_being_settled(site: Site) -> None:
-    _, senseless = site.flow_run(Running(), "../../etc")
-    run_id, flow_run_id = site.flow_run(Running())
-    site.dead_lease(site.record(run_id, "finished", flow_run_id))
-    site.compare()
-    assert (site.state(senseless), site.state(flow_run_id)) == ("RUNNING", "COMPLETED")
-
-
-def test_a_study_whose_process_is_gone_is_scheduled_again_by_any_worker_of_its_pool(site: Site) -> None:
-    directory, flow_run_id = site.study_flow_run(Running())
-    site.dead_lease(directory)
-    site.compare()
-    assert site.state(flow_run_id) == "SCHEDULED"
-
-
-def test_a_study_that_nobody_executes_is_cancelled(site: Site) -> None:
+def test_a_study_that_is_executed_notices_a_cancel_by_itself(site: Site) -> None:
     directory, flow_run_id = site.study_flow_run(Cancelling())
     with acquire(directory):
         site.compare()
-        assert site.state(flow_run_id) == "CANCELLING", "its flow is at work, and notices by itself"
-    directory, flow_run_id = site.study_flow_run(Cancelling())
-    site.dead_lease(directory)
-    site.compare()
-    assert site.state(flow_run_id) == "CANCELLED"
+    assert site.kind(flow_run_id) == "CANCELLING"
 
 
 def test_a_study_that_its_worker_claimed_and_never_began_is_scheduled_again(
@@ -225,15 +154,15 @@ def test_a_study_that_its_worker_claimed_and_never_began_is_scheduled_again(
 ) -> None:
     _, claimed = site.study_flow_run(Pending())
     site.compare()
-    assert site.state(claimed) == "PENDING", "its worker may be about to begin it"
+    assert site.kind(claimed) == "PENDING", "its worker may be about to begin it"
     states = {
         site.study_flow_run(state)[1]: after
         for state, after in ((Cancelling(), "CANCELLED"), (Running(), "RUNNING"), (Crashed(), "CRASHED"))
     }
     monkeypatch.setattr(reconciliation, "_STARTING", timedelta(0))
     site.compare()
-    assert site.state(claimed) == "SCHEDULED"
-    assert {each: site.state(each) for each in states} == states, "one that runs may be that of another home"
+    assert site.kind(claimed) == "SCHEDULED"
+    assert {each: site.kind(each) for each in states} == states, "one that runs may be that of another home"
 
 
 def test_a_scheduled_submission_that_its_worker_never_began_is_scheduled_again(
@@ -243,10 +172,10 @@ def test_a_scheduled_submission_that_its_worker_never_began_is_scheduled_again(
     created = site.client.create_flow_run_from_deployment(deployment, parameters={"experiment": "tiny"})
     site.client.set_flow_run_state(created.id, Pending(), force=True)
     site.compare()
-    assert site.state(created.id) == "PENDING"
+    assert site.kind(created.id) == "PENDING"
     monkeypatch.setattr(reconciliation, "_STARTING", timedelta(0))
     site.compare()
-    assert site.state(created.id) == "SCHEDULED"
+    assert site.kind(created.id) == "SCHEDULED"
 
 
 def test_a_study_whose_flow_crashes_again_and_again_before_it_can_begin_fails(site: Site) -> None:
@@ -254,60 +183,27 @@ def test_a_study_whose_flow_crashes_again_and_again_before_it_can_begin_fails(si
     for _ in range(2):
         site.dead_process(flow_run_id)
         site.compare()
-        assert site.state(flow_run_id) == "SCHEDULED"
+        assert site.kind(flow_run_id) == "SCHEDULED"
         site.client.set_flow_run_state(flow_run_id, Crashed(message="terminated"), force=True)
     site.dead_process(flow_run_id)
     site.compare()
-    assert site.state(flow_run_id) == "FAILED"
-
-
-def test_a_study_that_has_just_ended_gets_time_to_tell_the_server(site: Site) -> None:
-    for seconds_ago, state in ((0, "CANCELLING"), (20, "CANCELLED")):
-        directory, flow_run_id = site.study_flow_run(Cancelling())
-        at = (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat()
-        write_json(directory / "leases/0001.json", GONE | {"number": 1, "at": at, "released": True})
-        site.compare()
-        assert site.state(flow_run_id) == state
+    assert site.kind(flow_run_id) == "FAILED"
 
 
 def test_the_note_of_a_dead_flow_is_kept_until_its_own_pool_has_settled_it(site: Site) -> None:
     directory, flow_run_id = site.study_flow_run(Running(), pool="other")
-    site.dead_lease(directory)
+    site.lease(directory)
     note = site.dead_process(flow_run_id)
     site.compare()
     assert note.exists()
     Reconciliation(site.home, "other").compare(site.client)
-    assert site.state(flow_run_id) == "SCHEDULED"
+    assert site.kind(flow_run_id) == "SCHEDULED"
     assert not note.exists()
-
-
-@pytest.mark.parametrize("status", ["pending", "running"])
-def test_a_run_whose_flow_failed_or_was_cancelled_before_it_could_record_that_ends_on_record(
-    site: Site, status: str
-) -> None:
-    endings = {"failed": Failed(message="a file has another content"), "cancelled": Cancelled()}
-    for ending, state in endings.items():
-        run_id, flow_run_id = site.flow_run(state)
-        directory = site.record(run_id, status, flow_run_id)
-        site.compare()
-        record = read_json(directory / "state.json")
-        assert (record["status"], record["flow_run_id"]) == (ending, str(flow_run_id))
-        assert record["reason"] == state.message or ending == "cancelled"
-
-
-def test_the_record_of_a_run_that_waits_is_executed_or_has_ended_elsewhere_stays(site: Site) -> None:
-    waiting, other = site.flow_run(Scheduled())[1], site.flow_run(Failed())[1]
-    directories = [site.record(f"tiny-s9-{number}", "pending", waiting) for number in range(2)]
-    done_elsewhere = site.record("tiny-s9-2", "pending", site.flow_run(Completed())[1])
-    with acquire(site.record("tiny-s9-3", "running", other)):
-        site.compare()
-    records = [*directories, done_elsewhere, site.home.run("tiny-s9-3")]
-    assert [read_json(path / "state.json")["status"] for path in records] == ["pending"] * 3 + ["running"]
 
 
 def test_records_of_runs_that_have_ended_are_read_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
-        run_id, flow_run_id = site.flow_run(Failed())
+        run_id, flow_run_id = site.new_flow_run(Failed())
         site.record(run_id, "failed", flow_run_id)
     rounds, reads = Reconciliation(site.home, POOL), []
     monkeypatch.setattr(reconciliation, "_ENDINGS_SECONDS", 0.0)
@@ -319,68 +215,51 @@ def test_records_of_runs_that_have_ended_are_read_once(site: Site, monkeypatch: 
 
 
 def test_a_run_whose_flow_crashes_before_it_can_begin_is_scheduled_again_twice_and_then_fails(site: Site) -> None:
-    run_id, flow_run_id = site.flow_run(Crashed(message="terminated"))
+    run_id, flow_run_id = site.new_flow_run(Crashed(message="terminated"))
     directory = site.record(run_id, "pending", flow_run_id)
     for _ in range(2):
         site.compare()
-        assert site.state(flow_run_id) == "SCHEDULED"
+        assert site.kind(flow_run_id) == "SCHEDULED"
         assert read_json(directory / "state.json")["status"] == "pending"
         site.client.set_flow_run_state(flow_run_id, Crashed(message="terminated"), force=True)
     site.compare()
-    assert site.state(flow_run_id) == "FAILED"
+    assert site.kind(flow_run_id) == "FAILED"
     record = read_json(directory / "state.json")
     assert (record["status"], record["reason"]) == ("failed", "its flow could not begin: terminated")
-
-
-@pytest.mark.parametrize("state", [Running(), Cancelling()])
-def test_a_flow_run_that_a_worker_with_another_home_executes_is_left_alone_where_it_was_submitted(
-    site: Site, state: State[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_id, flow_run_id = site.flow_run(state)
-    directory = site.record(run_id, "pending", flow_run_id)
-    if state.is_running():
-        monkeypatch.setattr(reconciliation, "_STARTING", timedelta(0))
-    site.compare()
-    assert site.state(flow_run_id) == state.type.value
-    # As where this home had it before, and gave it back.
-    site.dead_lease(directory, seconds_ago=3600)
-    site.compare()
-    assert site.state(flow_run_id) == state.type.value
-    assert read_json(directory / "state.json")["status"] == "pending"
 
 
 def test_a_suspended_run_that_is_resumed_on_the_server_is_scheduled_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_id, flow_run_id = site.flow_run(Running())
+    run_id, flow_run_id = site.new_flow_run(Running())
     directory = site.record(run_id, "pending", flow_run_id)
-    site.dead_lease(directory, seconds_ago=3600)
+    site.lease(directory, seconds_ago=3600)
     write_json(directory / "state.json", read_json(directory / "state.json") | {"reason": outbox.SUSPENDED})
     monkeypatch.setattr(reconciliation, "_STARTING", timedelta(0))
     site.compare()
-    assert site.state(flow_run_id) == "SCHEDULED"
+    assert site.kind(flow_run_id) == "SCHEDULED"
 
 
 def test_a_flow_that_was_killed_before_it_took_its_run_is_scheduled_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_id, flow_run_id = site.flow_run(Running())
+    run_id, flow_run_id = site.new_flow_run(Running())
     site.record(run_id, "pending", flow_run_id)
     note = site.dead_process(flow_run_id)
     site.compare()
-    assert site.state(flow_run_id) == "RUNNING", "it may have just begun"
+    assert site.kind(flow_run_id) == "RUNNING", "it may have just begun"
     assert note.exists(), "a later round settles it by its note"
     monkeypatch.setattr(reconciliation, "_STARTING", timedelta(0))
     site.compare()
-    assert site.state(flow_run_id) == "SCHEDULED"
+    assert site.kind(flow_run_id) == "SCHEDULED"
     assert not note.exists()
 
 
 def test_a_message_that_makes_the_server_fail_does_not_keep_runs_from_being_settled(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_id, flow_run_id = site.flow_run(Running())
-    site.dead_lease(site.record(run_id, "finished", flow_run_id))
+    run_id, flow_run_id = site.new_flow_run(Running())
+    site.lease(site.record(run_id, "finished", flow_run_id))
     unsent = unsent_file(site.home, str(flow_run_id))
     write_json(unsent, {"messages": [{"kind": "log", "fields": {}}]})
     request = httpx.Request("POST", "http://127.0.0.1/api/logs")
@@ -392,7 +271,7 @@ def test_a_message_that_makes_the_server_fail_does_not_keep_runs_from_being_sett
     monkeypatch.setattr(outbox, "send", fail)
     with pytest.raises(httpx.HTTPStatusError):
         site.compare()
-    assert site.state(flow_run_id) == "COMPLETED"
+    assert site.kind(flow_run_id) == "COMPLETED"
     unsent.unlink()
 
 
@@ -421,7 +300,7 @@ def artifacts_of(site: Site, flow_run_id: UUID, key: str) -> list[Any]:
 
 def test_what_a_flow_run_shows_again_and_again_is_one_artifact_that_is_renewed(site: Site) -> None:
     """However its flows end, and whatever they could not send."""
-    _, flow_run_id = site.flow_run(Running())
+    _, flow_run_id = site.new_flow_run(Running())
     for attempt in range(2):
         with client_settings(site.home, str(site.client.api_url)):
             shown = Outbox(site.home, str(flow_run_id))
@@ -437,7 +316,7 @@ def test_what_a_flow_run_shows_again_and_again_is_one_artifact_that_is_renewed(s
     write_json(unsent_file(site.home, "late"), {"messages": [{"kind": "artifact", "fields": fields}]})
     outbox.deliver(site.client, site.home)
     assert artifacts_of(site, flow_run_id, "curve") == ["# late"]
-    _, other = site.flow_run(Running())
+    _, other = site.new_flow_run(Running())
     outbox.send(site.client, outbox.Message("artifact", fields | {"data": "# other", "flow_run_id": str(other)}))
     assert artifacts_of(site, other, "curve") == ["# other"], "each flow run has its own"
     assert artifacts_of(site, flow_run_id, "curve") == ["# late"]
@@ -510,7 +389,7 @@ def test_a_stopped_flow_is_killed_once_its_run_is_lost_and_its_worker_takes_anot
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefect's worker waits for the process; one that was stopped would keep its place as long as it stays so."""
-    run_id, flow_run_id = site.flow_run(Running())
+    run_id, flow_run_id = site.new_flow_run(Running())
     directory = site.record(run_id, "running", flow_run_id)
     flow = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
@@ -532,28 +411,25 @@ def test_a_stopped_flow_is_killed_once_its_run_is_lost_and_its_worker_takes_anot
         rounds.compare(site.client)
         assert flow.wait(10) == -signal.SIGKILL
         rounds.compare(site.client)
-        assert site.state(flow_run_id) == "SCHEDULED"
+        assert site.kind(flow_run_id) == "SCHEDULED"
     finally:
         flow.kill()
         flow.wait()
 
 
 def test_a_stopped_flow_that_makes_no_sense_does_not_keep_others_from_being_settled(site: Site) -> None:
-    _, senseless = site.flow_run(Running(), "../../etc")
-    run_id, flow_run_id = site.flow_run(Running())
-    site.dead_lease(site.record(run_id, "finished", flow_run_id))
+    senseless = site.flow_run("../../etc", Running())
+    run_id, flow_run_id = site.new_flow_run(Running())
+    site.lease(site.record(run_id, "finished", flow_run_id))
     flow = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    notes = [site.home.prefect / "flows" / f"{name}.json" for name in (senseless, "notes")]
+    notes = [site.home.prefect / "flows" / f"{senseless}.json", site.dead_process("notes")]
     try:
         record = ProcessRecord.of(flow.pid, "flow")
         write_json(notes[0], asdict(record) | {"host": socket.gethostname()})
-        write_json(
-            notes[1], asdict(ProcessRecord.of(os.getpid(), "flow")) | {"host": socket.gethostname(), "started": "0"}
-        )
         flow.send_signal(signal.SIGSTOP)
         wait_for(lambda: not FlowProcess("0", record, "").is_at_work, timeout=10, what="the stop")
         site.compare()
-        assert site.state(flow_run_id) == "COMPLETED"
+        assert (site.kind(senseless), site.kind(flow_run_id)) == ("RUNNING", "COMPLETED")
     finally:
         flow.kill()
         flow.wait()
@@ -576,7 +452,6 @@ with worker_name({pool!r}) as name:
     def worker() -> tuple["subprocess.Popen[str]", str]:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         process = subprocess.Popen([sys.executable, "-c", program], text=True, **pipes)
-        assert process.stdout is not None
         return process, process.stdout.readline().strip()
 
     workers = [worker() for _ in range(3)]

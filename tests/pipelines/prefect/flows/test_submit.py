@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import re
 import shutil
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -97,6 +99,21 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     assert newest["id"] == lab.state(short["run_id"])["flow_run_id"] != short["flow_run_id"]
     assert newest["state"]["type"] == "COMPLETED"
 
+    # Its report opens from the dashboard, also with the readers' password.
+    reader = (lab.home.services / "secrets" / "reader").read_text()
+    (address,) = re.findall(rf"\[report\]\((\S+/runs/{short['run_id']})\)", page())
+    for shown in (auth_string(lab.home), reader):
+        opened = urllib.request.Request(address, headers={"authorization": header_with(shown)})
+        with urllib.request.urlopen(opened, timeout=60) as answer:
+            assert "Where its values come from" in answer.read().decode()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(address, timeout=60)
+    refused.value.close()
+    assert refused.value.code == 401
+    printed = lab.rpg("up").out
+    assert f"\nto read only, at studies and record: {lab.home.services / 'secrets' / 'reader'}\n" in printed
+    assert f"\nrecord: {address.partition('/runs/')[0]}\n" in printed
+
     assert_seen_in_a_browser(lab, api, short["run_id"])
     studies = read_json(lab.home.prefect / "server.json")["studies_url"]
     assert call(f"{studies}/api/studies", home=lab.home) == {"study_summaries": []}
@@ -128,7 +145,6 @@ def test_fifty_submitted_runs_finish_and_every_row_of_them_is_in_sql(lab: Lab) -
         assert lab.query("select run_id, status from runs order by run_id") == [(each, "finished") for each in run_ids]
 
         services = running_services(lab.home)
-        assert services is not None
 
         def states() -> set[str]:
             shown = [call(f"{services.url}/flow_runs/{run['flow_run_id']}", home=lab.home) for run in submitted]
@@ -205,7 +221,7 @@ def test_where_optuna_dashboard_is_not_installed_the_rest_starts_and_says_so(lab
         said = result.err.splitlines()
         assert said[0] == "no dashboard of studies: pip install 'rpg-experiments[dashboard]'"
         assert [line.split(" ")[0] for line in said[1:]] == ["starting", "registering"]
-        assert result.out.count("http://") == 1
+        assert result.out.count("http://") == 2, "the dashboard and the record"
     finally:
         lab.rpg("down")
 
@@ -214,13 +230,13 @@ def test_where_optuna_dashboard_is_not_installed_the_rest_starts_and_says_so(lab
 def test_what_dies_is_started_again_and_up_says_what_it_cannot_change(stack) -> None:
     lab, api = stack
     services = running_services(lab.home)
-    assert services is not None
     supervisor = Supervisor(lab.home, services.control_port)
-    before = {program: supervisor.pids(program) for program in ("api", "studies", "worker")}
+    before = {program: supervisor.pids(program) for program in ("api", "record", "studies", "worker")}
     assert all(len(pids) == 1 for pids in before.values())
     for pids in before.values():
         kill(pids[0])
-    wait_for(lambda: is_healthy(api) and answers(f"{services.studies_url}/ready"), what="both pages, once more")
+    pages = (f"{services.studies_url}/ready", f"{services.record_url}/ready")
+    wait_for(lambda: is_healthy(api) and all(map(answers, pages)), what="all pages, once more")
     again = lab.rpg("up", "--json")
     assert json.loads(again.out)["api"] == api
     after = {program: supervisor.pids(program) for program in before}
@@ -236,15 +252,18 @@ def test_what_dies_is_started_again_and_up_says_what_it_cannot_change(stack) -> 
 def test_the_programs_of_a_killed_supervisord_end_and_the_next_up_starts_one_of_each(stack) -> None:
     lab, _ = stack
     services = running_services(lab.home)
-    assert services is not None
     programs = [psutil.Process(services.supervisor.pid), *psutil.Process(services.supervisor.pid).children()]
     kill(services.supervisor.pid)
     assert lab.rpg("up").code == 0
     assert not any(program.is_running() for program in programs)
     started = running_services(lab.home)
-    assert started is not None
     states = Supervisor(lab.home, started.control_port).states()
-    assert {state.program: state.state for state in states if state.pid}.keys() == {"api", "studies", "worker"}
+    assert {state.program: state.state for state in states if state.pid}.keys() == {
+        "api",
+        "record",
+        "studies",
+        "worker",
+    }
     assert lab.rpg("down").err == "the services have stopped\n"
     assert lab.rpg("down").err == "no services were running\n"
 
@@ -253,7 +272,6 @@ def test_the_programs_of_a_killed_supervisord_end_and_the_next_up_starts_one_of_
 def test_a_run_that_was_scheduled_by_an_earlier_version_runs_after_the_upgrade(stack) -> None:
     lab, api = stack
     services = running_services(lab.home)
-    assert services is not None
     # No worker takes it meanwhile.
     Supervisor(lab.home, services.control_port).stop("worker")
     (submitted,) = json.loads(lab.rpg("submit", str(lab.spec), "--json").out)

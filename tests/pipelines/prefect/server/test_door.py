@@ -166,6 +166,7 @@ def test_who_has_no_password_starts_no_command(up: Up, uid: int, tmp_path: Path)
     assert asked(uid, f"{url}/admin/settings") == 401
     assert asked(uid, f"{url}/openapi.json") == 401
     assert asked(uid, f"{up.services.studies_url}/api/studies") == 401
+    assert asked(uid, f"{up.services.record_url}/waiting") == 401
     assert [flow_run for flow_run in up.call("/flow_runs/filter", {}) if flow_run["name"] == "attack"] == []
     assert not mark.exists()
     # What would let another user in stands in directories that are their owner's alone.

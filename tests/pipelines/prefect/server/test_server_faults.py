@@ -279,7 +279,6 @@ def kill_ingesters(lab: ServerLab, _: Submitted) -> None:
     ends = []
     for _try in range(8):
         ingester = lab.start_program(program, str(lab.root))
-        assert ingester.stdout is not None
         assert ingester.stdout.readline() == "begun\n"
         time.sleep(moments.uniform(0.0, 0.4))
         ingester.kill()

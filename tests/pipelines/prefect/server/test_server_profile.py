@@ -37,7 +37,6 @@ def test_what_listens_of_the_server_profile_is_what_the_page_says(server_lab: Se
 
 def test_readers_have_a_password_of_their_own_which_the_api_does_not_take(server_lab: ServerLab) -> None:
     services = running_services(server_lab.home)
-    assert services is not None
     reader = (server_lab.home.services / "secrets" / "reader").read_text()
     for shown in (reader, server_lab.auth_string):
         header = {"authorization": f"Basic {base64.b64encode(shown.encode()).decode()}"}

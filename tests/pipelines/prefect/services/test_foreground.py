@@ -53,11 +53,9 @@ def test_what_the_unit_starts_stays_until_it_is_ended_and_tells_a_failure(lab: L
     staying = lab.start(*command, anew=True)
     url = f"http://127.0.0.1:{port}/api"
     assert isinstance(staying, subprocess.Popen)
-    assert staying.stdout is not None
     assert json.loads(staying.stdout.readline())["api"] == url
     assert is_healthy(url)
     services = running_services(lab.home)
-    assert services is not None
     assert len(Supervisor(lab.home, services.control_port).pids("worker")) == 2
     assert staying.poll() is None
     if end == "SIGTERM":

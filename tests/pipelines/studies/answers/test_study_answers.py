@@ -32,30 +32,25 @@ SEARCH = [trial(0, 0.5), trial(1, 0.6), trial(2, 0.7), trial(3, 0.65)]
 
 def test_before_confirmation_the_best_trial_is_a_candidate() -> None:
     best = best_of(of(SEARCH))
-    assert best is not None
     assert (best.trial, best.value, best.standing, best.baseline) == (2, 0.7, "candidate", False)
     lowest = best_of(of(SEARCH, goals=[GOAL | {"direction": "minimize"}]))
-    assert lowest is not None
     assert lowest.trial == 0
 
 
 def test_a_trial_that_breaks_a_constraint_is_never_best() -> None:
     best = best_of(of([*SEARCH, trial(4, 0.9, feasible=False)]))
-    assert best is not None
     assert best.trial == 2
     assert best_of(of([trial(1, 0.5, feasible=False)])) is None
 
 
 def test_a_trial_that_was_pruned_is_never_best() -> None:
     best = best_of(of([*SEARCH, pruned(4, 0.95)]))
-    assert best is not None
     assert best.trial == 2
 
 
 def test_a_confirmed_arm_comes_before_what_the_search_measured() -> None:
     arms = arm(0, [0.5] * 5), arm(2, [0.55] * 5), arm(3, [0.6] * 5)
     best = best_of(of(SEARCH, confirmation=confirmation(*arms)))
-    assert best is not None
     assert (best.trial, best.standing) == (3, "confirmed")
     assert best.value == pytest.approx(0.6)
 
@@ -63,7 +58,6 @@ def test_a_confirmed_arm_comes_before_what_the_search_measured() -> None:
 def test_the_baseline_is_best_where_no_candidate_comes_out_above_it() -> None:
     arms = arm(0, [0.6] * 5), arm(2, [0.55] * 5), arm(3, [0.6] * 5)
     best = best_of(of(SEARCH, confirmation=confirmation(*arms)))
-    assert best is not None
     assert best.baseline
     assert best.params == params_of(0)
 
@@ -75,7 +69,6 @@ def test_an_arm_that_stopped_before_the_others_is_not_best_by_the_luck_of_its_fe
         arm(7, [0.50, 0.51, 0.43, 0.42, 0.42]),
     )
     best = best_of(of(SEARCH, confirmation=confirmation(*arms)))
-    assert best is not None
     assert (best.trial, best.value) == (7, pytest.approx(0.456))
 
 
@@ -83,14 +76,12 @@ def test_the_best_is_one_that_fresh_seeds_tell_from_the_baseline() -> None:
     arms = arm(0, [0.5] * 5), arm(2, [0.6] * 5), arm(3, [0.2, 1.0, 0.9, 0.8, 0.7])
     record = of(SEARCH, confirmation=confirmation(*arms))
     best = best_of(record, [record.measured[1]])
-    assert best is not None
     assert best.trial == 2
 
 
 def test_a_confirmation_under_way_confirms_nothing() -> None:
     arms = arm(0, [0.6] * 5), arm(2, [0.9, 0.9, 0.9, None, None])
     best = best_of(of(SEARCH, confirmation=confirmation(*arms), status="confirming"))
-    assert best is not None
     assert (best.trial, best.standing) == (2, "candidate")
 
 
@@ -320,7 +311,6 @@ def test_text_that_is_dumped_is_read_back_as_it_was() -> None:
 
 def load_text(text: str) -> Any:
     node = parse_text(text, lambda line: Position("text", line, ""))
-    assert node is not None
     return node.plain()
 
 
@@ -333,7 +323,6 @@ def test_a_study_records_the_baselines_own_values_that_its_ranges_do_not_hold(
     )
     tiny_trials.search(monkeypatch, document, home, tiny_trials.measured(tiny_trials.widest_is_best))
     study = read_study(home, "quick")
-    assert study.baseline is not None
     own = document.own_value(tiny_trials.LOW)
     assert study.outside == {tiny_trials.LOW: own}
     assert tiny_trials.LOW not in study.baseline.params, "its sampler sees no point outside the space"

@@ -222,7 +222,6 @@ def test_a_candidate_that_diverged_on_most_fresh_seeds_is_not_better(home: Home)
     assert "Trial 2 lost 3 of its 5 seeds, counted as 0.0 %." in conclusion.sentence
     assert conclusion.arms[1].mean.value < 0.4
     best = best_of(StudyRecord.of(data))
-    assert best is not None
     assert best.baseline
     assert standing(home, StudyRecord.of(data), best) == "no difference"
 
@@ -239,7 +238,6 @@ def test_of_a_training_metric_nothing_is_claimed_where_seeds_failed(home: Home) 
     assert "Trial 2 lost 2 of its 5 seeds, and kl/reverse has no worst value" in conclusion.sentence
     assert conclusion.arms[1].against_baseline is None
     best = best_of(StudyRecord.of(data))
-    assert best is not None
     assert best.trial == 3
 
 
@@ -256,7 +254,6 @@ def test_a_candidate_that_breaks_a_constraint_on_fresh_seeds_is_neither_best_nor
     assert "Trial 2 is best" not in conclusion.sentence
     assert not conclusion.arms[1].differs
     best = best_of(StudyRecord.of(data))
-    assert best is not None
     assert best.trial != 2
     assert "breaks kl/reverse at most 0.05: 0.3" in page_of(home, data)
     free = answer(home, StudyRecord.of(data | {"constraints": []}))
@@ -389,7 +386,6 @@ def test_a_surface_is_the_mean_of_near_trials_and_blank_far_from_all() -> None:
     assert surface[2, 2] == pytest.approx(1.0)
     assert np.isnan(surface[-1, -1])
     drawn = surface_chart(dots, [1.0, 2.0, 3.0], title="t", scales=(Scale(), Scale()))
-    assert drawn is not None
     (cells,) = drawn.data["cells"]
     assert 0 < len(cells["x"]) < 24 * 24
     assert surface_chart(dots, [1.0, 1.0, 1.0], title="t", scales=(Scale(), Scale())) is None
@@ -399,7 +395,6 @@ def test_cells_of_a_surface_are_smaller_where_its_values_are_doubtful() -> None:
     def widths(doubts: list[float]) -> list[float]:
         dots = [mark(0.1, 0.1, "a"), mark(0.5, 0.5, "b"), mark(0.9, 0.9, "c")]
         drawn = surface_chart(dots, [1.0, 2.0, 3.0], title="t", scales=(Scale(), Scale()), doubts=doubts)
-        assert drawn is not None
         (cells,) = drawn.data["cells"]
         return [right - left for left, right in zip(cells["x"], cells["x2"], strict=True)]
 

@@ -135,7 +135,6 @@ def test_the_engine_ends_with_a_trainer_that_is_killed(weights_dir: Path) -> Non
     pytest.importorskip("vllm", exc_type=ImportError)
     command = [sys.executable, "-c", ORPHAN, str(weights_dir)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
-        assert trainer.stdout is not None
         child = psutil.Process(int(trainer.stdout.readline()))
         trainer.kill()
     wait_for(lambda: is_gone(child.pid), what="the engine's end")
