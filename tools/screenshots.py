@@ -107,8 +107,13 @@ class Pages:
         if name == "dashboard-experiment":
             self._open_dashboard(page)
         else:
-            page.goto(self._of_record[name])
-            page.wait_for_timeout(4000)
+            if not (answer := page.goto(self._of_record[name])) or not answer.ok:
+                sys.exit(f"{page.url} cannot be opened: {page.content()[:200]}")
+            if name != "record":
+                page.locator("figure.chart svg").first.wait_for()
+            if name == "live":
+                page.evaluate("(async () => { await drawing; })()")
+            page.wait_for_timeout(6000)  # until the others are drawn too
         yield page
         context.close()
 
