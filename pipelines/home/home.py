@@ -76,7 +76,8 @@ class Home:
         free = self.free_bytes
         if free < LEAST_FREE:
             found = f"{free / 2**20:.0f} MiB are free for {self.root}, and a run needs {LEAST_FREE >> 20} at least"
-            raise RpgError(f"no space: {found}\n  hint: `rpg gc` frees what nothing needs; or set RPG_HOME to another disk")
+            hint = "`rpg gc` frees what nothing needs; or set RPG_HOME to another disk"
+            raise RpgError(f"no space: {found}\n  hint: {hint}")
 
     @property
     def free_bytes(self) -> int:
