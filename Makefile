@@ -36,7 +36,7 @@ check: .venv/.dev  ## what CI runs first: style, types, plain English, architect
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy tests/pipelines/door_script.py
+	$(BIN)/mypy tests/pipelines/api_script.py
 	$(BIN)/python tools/plain_english.py --check
 	$(BIN)/pytest -q tests/test_architecture.py
 

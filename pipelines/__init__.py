@@ -19,8 +19,8 @@ __all__ = ["Job", "Outcome", "RunError", "load"]
 
 
 def _leave_working_directory() -> None:
-    """Removes the working directory from the module path, here and for processes started from here, if an empty part of
-    PYTHONPATH (`PYTHONPATH=$PYTHONPATH:lib`) put it there: a file there would replace an installed module."""
+    """Removes the working directory from the module path, here and for processes started from here, if an empty entry
+    of PYTHONPATH (`PYTHONPATH=$PYTHONPATH:lib`) put it there: a file in it would shadow an installed module."""
     parts = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if len(parts) == 1 or all(parts):
         return

@@ -62,7 +62,7 @@ def _nearest_series(name: str, known: Collection[str]) -> str:
 
 
 class _Told:
-    """A class whose unknown attributes are answered with those that it has."""
+    """Base class whose error for an unknown attribute lists the attributes that exist."""
 
     if not TYPE_CHECKING:  # to a type checker an unknown attribute is an error
 
@@ -242,7 +242,7 @@ class JobRun(_Told):
     run_id: str
     name: str
     seed: int | None
-    """None: nothing is trained, or it was not begun."""
+    """None if nothing is trained, or if the run has not started."""
     values: dict[str, Any]
     """Values of the matrix fields in this run; for a study's trial, its parameters."""
     status: str
@@ -253,7 +253,7 @@ class JobRun(_Told):
 
 @dataclass(frozen=True, repr=False)
 class Outcome(_Told):
-    """What came of a job, read from the record when it is first asked for."""
+    """Results of a job, read from the record at the first access."""
 
     home: Home
     name: str
@@ -280,7 +280,8 @@ class Outcome(_Told):
         return replace(said, text=text) if said else Verdict(None, (), text, (), {})
 
     def table(self) -> "pd.DataFrame":
-        """Returns the figures: one row for each group of seeds on each evaluation set; for a study, one row a trial."""
+        """Returns the figures: one row for each group of seeds on each evaluation set; for a study, one row per
+        trial."""
         import pandas as pd
 
         if not self.run_ids:
@@ -303,7 +304,8 @@ class Outcome(_Told):
         return pd.DataFrame(outcome_rows(outcomes_of(self._answered[1])))
 
     def metrics(self, *names: str) -> "pd.DataFrame":
-        """The metrics of training as rows: run_id, seed, the matrix fields' values, step, name, value, recorded_at.
+        """Returns the metrics of training as rows: run_id, seed, the matrix fields' values, step, name, value,
+        recorded_at.
 
         Args:
             names: names of the metrics; empty means all.
@@ -333,7 +335,7 @@ class Outcome(_Told):
         return frame.reset_index(drop=True)
 
     def history(self, *names: str) -> "pd.DataFrame":
-        """The metrics of training, a row for each step of each run and a column for each metric.
+        """Returns the metrics of training, a row for each step of each run and a column for each metric.
 
         Args:
             names: names of the metrics; empty means all.

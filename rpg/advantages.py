@@ -13,10 +13,10 @@ from specs.schema.objective import Advantage, Baseline, Objective, PublishedObje
 from specs.schema.schedule import constant
 
 EPSILON = 1e-4
-"""Added to a standard deviation before dividing by it, as in TRL. Reward units."""
+"""Constant added to a standard deviation before dividing by it, as in TRL. Reward units."""
 ROUNDING = 1e-9
-"""Relative size below which a float64 sum counts as 0, as a share of the largest magnitude among its terms. Such a sum
-is 0 in exact arithmetic, and the sign of its rounding error would decide the side of the clip."""
+"""A float64 sum counts as 0 if its size is below this share of the largest magnitude among its terms. Such a sum is 0
+in exact arithmetic, and the sign of its rounding error would decide the side of the clip."""
 
 
 def advantages(rewards: Tensor, group_ids: Tensor, *, baseline: Baseline, scale: Scale) -> Tensor:
@@ -54,7 +54,7 @@ def advantages(rewards: Tensor, group_ids: Tensor, *, baseline: Baseline, scale:
 
 
 def normalized_sum(terms: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-    """Returns for each response the sum over k of w_k (r_k - group mean of r_k) / (group deviation of r_k + 1e-4).
+    """Returns, for each response, the sum over k of w_k (r_k - group mean of r_k) / (group deviation of r_k + 1e-4).
 
     Args:
         terms: [terms, responses], each in its own units; all responses of the step, over all ranks. NaN marks a
@@ -80,7 +80,7 @@ def normalized_sum(terms: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def turn_returns(rewards: Sequence[Sequence[float]]) -> Tensor:
-    """Returns, for each turn of a response, the sum of its reward and of the rewards of all later turns.
+    """Returns, for each turn of a response, the sum of the rewards of this turn and all later ones.
 
     Args:
         rewards: for each response, the rewards of its turns, reward units; at least one.
@@ -108,7 +108,7 @@ def token_advantages(
     old_logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
 ) -> Tensor:
-    """Returns the advantage of every sampled token that this rank holds, responses laid end to end.
+    """Returns the advantage of every sampled token that this rank holds, with responses laid end to end.
 
     Applies penalty in the reward, baseline, scale and whitening as the spec says. All ranks call it.
 
@@ -238,7 +238,7 @@ def _group_sum(values: Tensor, group: Tensor) -> Tensor:
 
 
 def _rounded(sums: Tensor, largest: Tensor) -> Tensor:
-    """Returns the sums, with 0 for each that is below ROUNDING times the largest magnitude among its terms."""
+    """Returns the sums. Each sum below ROUNDING times the largest magnitude among its terms becomes 0."""
     return torch.where(sums.abs() < ROUNDING * largest, 0.0, sums)
 
 

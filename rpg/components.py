@@ -71,25 +71,25 @@ class TrainerComponents:
     """The reference policy; None if it is the behaviour policy."""
     schedule: ReferenceSchedule
     loops: ClosedLoops
-    """Values of the spec that follow a target."""
+    """Closed loops, which make values of the spec follow a target."""
     guards: Guards
     """Guards that watch the metrics of every step."""
     sentinel: Sentinel | None
-    """Compares the sampler with the learner; None for a sampler that cannot hold other weights."""
+    """Check that the sampler has the learner's weights; None for a sampler that cannot have others."""
 
     @property
     def packs(self) -> bool:
-        """Whether a pass may hold several sequences in a row: true only if every model that computes it allows that."""
+        """Whether a pass may have several sequences in a row. Every model that computes the pass must allow this."""
         return self.learner.packs and (self.reference is None or self.reference.packs)
 
     def set_temperature(self, temperature: float) -> None:
-        """Sets the divisor of the logits in the logprobs of policy and reference."""
+        """Sets the temperature by which logits are divided in the logprobs of policy and reference."""
         self.learner.passes.set_temperature(temperature)
         if self.reference:
             self.reference.set_temperature(temperature)
 
     def give_sampler_weights(self, policy_version: int) -> None:
-        """Loads the learner's weights into the sampler, and checks that it holds them. All ranks call it."""
+        """Loads the learner's weights into the sampler, and checks that it has them. All ranks call it."""
         self.sampler.load_weights(self.learner.weights(), policy_version=policy_version)
         self.check_sampler_weights()
 
@@ -127,8 +127,8 @@ class TrainerComponents:
         keep_responses(self.run, found)
 
     def _drift(self, asked: EvaluationInputs, own: list[SampledResponse]) -> list[DriftSample]:
-        """Returns the policy's own responses, and those that were sampled before training, with their logprobs under
-        both policies. Some runs have none from before training: those that took their first steps from another."""
+        """Returns the policy's own responses and those that were sampled before training, with their logprobs under
+        both policies. Runs that took their first steps from another run have none from before training."""
         before = kept_responses(self.run, asked.problems)
 
         def both(passes: Passes) -> list[list[float]]:
@@ -146,8 +146,8 @@ class TrainerComponents:
 
     @contextmanager
     def _initial_passes(self) -> Iterator[Passes]:
-        """Gives, within the block, passes of the policy before training. Its weights are loaded unless the learner has
-        them."""
+        """Yields passes of the policy before training, for use within the block. Loads its weights unless the learner
+        has them."""
         if self.spec.reference.source == "initial" and self.reference:
             with self.reference.passes(self.learner.passes) as passes:
                 yield passes
@@ -248,14 +248,14 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
 
 
 def _seed_everything(seed: int) -> None:
-    """Seeds the global generators: results do not depend on them, but a library may draw from them."""
+    """Seeds the global random generators. Results do not depend on them, but a library may draw from them."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def _check(spec: Experiment, base: Path, max_length: int) -> None:
-    """Raises SpecError if the model's context is too short or a rank would have no prompt."""
+    """Raises SpecError if the model's context is too short, or if a rank would have no prompt."""
     issues: list[Issue] = []
     context = context_of(config_of(base))
     if context is not None and max_length > context:

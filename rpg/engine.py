@@ -14,7 +14,7 @@ from specs.machine.timed_output import time_output
 
 
 def main(number: int, address: str) -> None:
-    """Waits for the rank and serves it."""
+    """Waits for the rank that uses the engine, and serves it."""
     die_with_parent()
     before_torch()
     from rpg.processes.store import launch_store

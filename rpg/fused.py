@@ -1,14 +1,14 @@
-"""Tells from a model's settings whether Liger-Kernel can compute its norms, rotations and gates. Imports no torch."""
+"""Finds out from a model's settings whether Liger-Kernel can compute its norms, rotations and gates. Does not import
+torch."""
 
 from importlib.util import find_spec
 
 from specs.errors import Issue
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
-"""Architectures for which the tests compare logprobs and gradients with these kernels against PyTorch's."""
+"""Architectures for which tests compare the logprobs and gradients of these kernels with PyTorch's."""
 _ACTIVATIONS = ("silu", "swish")
-"""The two names of the only activation that Liger's gated MLP has. Liger silently replaces any other activation by
-it."""
+"""The two names of the only activation in Liger's gated MLP. Liger silently replaces any other activation by it."""
 _PATH = ("training", "kernels")
 
 
@@ -16,7 +16,7 @@ def lacks_kernels(model_type: str, activation: str) -> Issue | None:
     """Returns why Liger's kernels cannot compute a model or are not installed; None if they can compute it."""
     if model_type not in MODEL_TYPES:
         return Issue(
-            "Liger's kernels are not tried with this architecture",
+            "Liger's kernels have not been tested with this architecture",
             _PATH,
             given=f"liger for {model_type}",
             allowed=f"liger for {', '.join(MODEL_TYPES)}",

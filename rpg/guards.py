@@ -41,7 +41,7 @@ class FiredGuard:
     """Index among the run's guards, from 0."""
     step: int
     since: int
-    """First of the consecutive steps that violated it."""
+    """First of the consecutive steps that violated the guard."""
     message: str
 
 
@@ -70,7 +70,7 @@ class Guards:
         self.roll_backs = [RollBack(**entry) for entry in entries]
 
     def check(self, step: int, metrics: Mapping[str, float]) -> list[FiredGuard]:
-        """Returns the guards that fire after a step with these metrics. A guard that warns fires once per streak.
+        """Returns the guards that fire after a step with these metrics. A guard that only warns fires once per streak.
 
         A step that lacks the metric does not end a streak.
         """
@@ -96,7 +96,7 @@ class Guards:
         return fired.guard.action == "roll_back" and made < fired.guard.at_most
 
     def roll_back_bounds(self, fired: FiredGuard) -> list[int]:
-        """Returns the latest steps that the checkpoint to return to may have: one bound, or two to try in this order.
+        """Returns upper bounds on the step of the checkpoint to roll back to: one bound, or two to try in this order.
 
         The checkpoint precedes the violation. If the guard rolled back before and the run did not get past this step,
         the first bound asks for an earlier checkpoint than that time.
@@ -115,7 +115,7 @@ class Guards:
         return entry
 
     def learning_rate_factor(self, step: int) -> float:
-        """Returns the product of the factors of all roll-backs to a step before this one."""
+        """Returns the product of the factors of all roll-backs to steps before this one."""
         return math.prod(entry.learning_rate_factor for entry in self.roll_backs if step > entry.to_step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Guards:
         return {"streaks": list(self._streaks)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a `state_dict`. If it has another number of guards, all streaks restart at 0."""
+        """Restores a `state_dict`. If it has a different number of guards, all streaks restart at 0."""
         streaks = state.get("streaks", [])
         self._streaks = list(streaks) if len(streaks) == len(self._guards) else [0] * len(self._guards)
 
@@ -135,7 +135,7 @@ class Guards:
 
 
 def _violation(guard: Guard, metrics: Mapping[str, float]) -> str:
-    """Returns a description of how a step's metrics violate the guard; empty if they do not."""
+    """Describes how a step's metrics violate the guard; empty if they do not."""
     if guard.metric == "not_finite":
         return ", ".join(
             f"the {name} is {metrics[name]}"

@@ -1,4 +1,4 @@
-"""Encodes messages between the processes of a run: plain values as bytes, never a pickle, which could run any code.
+"""Encodes messages between the processes of a run as plain bytes. They are never pickles, which could run any code.
 
 A message is a JSON document followed by the arrays and tensors that it names. The decoder builds only classes that this
 program has marked as a `message`, by calling their constructors. torch and numpy are imported only for a message that
@@ -19,7 +19,7 @@ Class = TypeVar("Class", bound=type)
 _HEAD = struct.Struct("<Q")
 """Header of a message: the document's length in bytes."""
 _MANY = 32
-"""Least number of consecutive numbers or messages of one class that are encoded as columns."""
+"""Smallest number of consecutive numbers or messages of one class that are encoded as columns."""
 _NUMBERS = {float: "d", int: "q"}
 
 
@@ -48,7 +48,7 @@ def encoded(value: Any) -> bytes:
 
 
 def decoded(content: bytes | memoryview) -> Any:
-    """Returns the value that `encoded` turned into these bytes; tensors are on the host.
+    """Returns the value that `encoded` turned into these bytes. Tensors are on the host.
 
     Raises:
         ValueError: `encoded` did not write these bytes.

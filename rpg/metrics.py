@@ -48,7 +48,7 @@ SCHEDULED: Mapping[Place, str] = {
     ("reference", "update", "every_steps"): "reference/every_steps",
     ("reference", "update", "ema_decay"): "reference/ema_decay",
 }
-"""Field of the spec that takes a schedule or a closed loop -> the metric that records its value. The learning rate is
+"""Field of the spec that accepts a schedule or a closed loop -> metric that records its value. The learning rate is
 always recorded."""
 OF_FORMULAS = ("objective", "parameters")
 """Path in the spec of the schedules that are recorded as `parameter/NAME`."""
@@ -59,7 +59,7 @@ _SQUARED = ("ratio", "weight")
 
 
 class UpdateMetrics:
-    """Sums over the tokens of a step's updates; a token counts once for each update that trains on it.
+    """Sums over the tokens of a step's updates. A token counts once for each update that trains on it.
 
     The sums stay on the device of the passes until `reduce`, so that no pass waits for a copy. A skipped update counts
     for nothing: the caller continues with a copy from before it.
@@ -75,13 +75,13 @@ class UpdateMetrics:
         """Sums over the passes of the current update: counts and probabilities of a mixture's experts. [2, layers,
         experts]"""
         self._routings: list[Tensor] = []
-        """Those sums, separately for each update that was made."""
+        """Sums of this kind for each update that was made."""
         self.num_skipped = 0
         """Number of updates that were skipped."""
 
     @property
     def loss(self) -> float:
-        """Returns the sum of this rank's parts of the updates' losses so far. Waits for the device."""
+        """Returns the sum of this rank's parts of the losses of all updates so far. Waits for the device."""
         return float(self._loss)
 
     def add(self, batch: Microbatch, per_token: Mapping[str, Tensor], loss: Tensor) -> None:
@@ -103,7 +103,7 @@ class UpdateMetrics:
         self._loss += loss.detach()
 
     def add_routing(self, routing: Routing, *, counted: bool) -> None:
-        """Adds the routing of a pass's tokens to experts; does nothing if the tokens are not `counted`."""
+        """Adds the routing of a pass's tokens to experts. Does nothing if the tokens are not `counted`."""
         sums = torch.stack([routing.counts, routing.probabilities.detach()]).to(torch.float64) * counted
         self._routing = sums if self._routing is None else self._routing + sums
 
@@ -119,7 +119,7 @@ class UpdateMetrics:
         return deepcopy(self)
 
     def reduce(self, maxima: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Returns the metrics over all ranks; only `maxima` if no update was made. All ranks call it.
+        """Returns the metrics over all ranks, or only `maxima` if no update was made. All ranks call it.
 
         Args:
             maxima: further metrics, with the same names on every rank: each becomes the largest of the ranks' values.
@@ -145,7 +145,7 @@ class UpdateMetrics:
 
 
 def token_metrics(sums: Mapping[str, float], tokens: float) -> dict[str, float]:
-    """Returns the metrics that follow from sums over this many tokens.
+    """Returns the metrics, given sums over this many tokens.
 
     Args:
         sums: sums of per-token tensors under their names, and of their squares under NAME_squared. A mean whose sum is
@@ -246,7 +246,7 @@ def _means_by_set(step: StepRollouts, rewards: NDArray[np.float64], problems: Se
 
 
 def staleness_metrics(step: StepRollouts, trained_version: int) -> dict[str, float]:
-    """Returns how many steps the policy was trained for after it sampled the step's tokens."""
+    """Returns metrics of how many steps the policy was trained for after it sampled the step's tokens."""
     parts = [part for response in step.versions for part in response] or [(step.policy_version, 1)]
     versions, tokens = np.array(parts).T
     ages = trained_version - versions
@@ -266,15 +266,15 @@ class PassCounts:
     """The counts that determine the arithmetic cost of passes. Work shared by several responses counts once."""
 
     tokens: int
-    """Tokens that go through the layers, padding included."""
+    """Number of tokens that go through the layers, including padding."""
     responses: int
-    """Response tokens that go through the output head."""
+    """Number of response tokens that go through the output head."""
     pairs: float
-    """Number of pairs of tokens that see each other in attention."""
+    """Number of pairs of tokens in which one attends to the other."""
 
     @classmethod
     def of_passes(cls, passes: Iterable[Microbatch]) -> "PassCounts":
-        """Returns the counts of those passes that count."""
+        """Returns the counts over those of the passes that count."""
         counted = [batch for batch in passes if batch.counts]
         return cls(
             tokens=sum(batch.input_ids.numel() for batch in counted),

@@ -28,21 +28,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FIRST_ROWS = 64
-"""Problems of each set that are checked."""
+"""Number of problems of each set that are checked."""
 HUB_SECONDS = 4.0
-"""Longest wait for an answer of the Hub."""
+"""Longest wait for an answer of the Hub, in seconds."""
 MOST_ROWS = 5000
-"""Most problems of a set that is read whole and compared with other sets; that takes a second or two."""
+"""Largest number of problems of a set that is read completely and compared with other sets, which takes a second or
+two."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """The findings of a check of data and model; their paths lead into the spec."""
+    """The findings of a check of data and model. Their paths lead into the spec."""
 
     errors: list[Issue] = field(default_factory=list)
-    """Findings with which a stage would fail."""
+    """Findings that would make a stage fail."""
     absent: list[Issue] = field(default_factory=list)
-    """Findings with which a stage would fail on this machine."""
+    """Findings that would make a stage fail on this machine."""
     warnings: list[Issue] = field(default_factory=list)
 
 
@@ -82,7 +83,7 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
 
 
 def _overlap(data: Data) -> list[Issue]:
-    """Returns the problems common to training and evaluation sets, among sets of at most MOST_ROWS problems."""
+    """Returns the problems that training and evaluation sets share. Considers sets of at most MOST_ROWS problems."""
     if not (data.train and data.evaluation):
         return []
     sets: dict[str, list[tuple[Path, Source, list[StagedProblem]]]] = {split: [] for split in SPLITS}
@@ -106,8 +107,8 @@ def _overlap(data: Data) -> list[Issue]:
 
 
 def _not_here(data: Data, models: Mapping[Path, tuple[PretrainedModel | ScratchModel, NamedModel]]) -> list[Issue]:
-    """Returns data and models that are missing here and cannot be downloaded: HF_HUB_OFFLINE forbids it, the Hub does
-    not answer, or the name is that of a directory."""
+    """Returns data and models that are not on this machine and cannot be downloaded, because HF_HUB_OFFLINE forbids it,
+    the Hub does not answer, or the name is that of a directory."""
     missing, issues = list[tuple[str, Path, str]](), list[Issue]()
     for path, (model, found) in models.items():
         if not isinstance(model, PretrainedModel) or found.directory is not None:
@@ -220,7 +221,8 @@ def _check_lengths(sets: Sequence[_Encoded], data: Data, findings: Findings) -> 
 
 
 def _odd_rows(problems: Sequence[StagedProblem], reward: Reward, path: Path) -> Iterator[Issue]:
-    """Yields doubts about the rows of a set: answers inside prompts, and gold answers that few responses match."""
+    """Yields warnings about the rows of a set: answers inside prompts, and gold answers that few responses will
+    match."""
     if not problems:
         return
     of = f"of the first {len(problems)} problems of `{problems[0].dataset}`"

@@ -1,4 +1,4 @@
-"""Reads models, configs and tokenizers from a directory: the only module that does, and it runs none of their code.
+"""Reads models, configs and tokenizers from a directory without running their code. No other module does this.
 
 A setting that names code is refused, and the error names it: transformers would run the code, ask at the terminal, or
 fetch a kernel.
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from transformers import Conv1D, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _FLASH_ATTENTION = {"2": "flash_attn", "3": "flash_attn_interface", "4": "flash_attn.cute"}
-"""Version of flash attention -> the module that computes it. Without the module transformers fetches a kernel of the
+"""Version of flash attention -> module that computes it. Without the module, transformers downloads a kernel from the
 Hub."""
 _FROM_HUB = {
     "quant_method": ("eetq", "fbgemm_fp8", "gguf", "metal", "mxfp4"),
     "model_type": ("mra", "rwkv", "yoso"),
 }
-"""Setting -> values for which transformers 5 asks the Hub for a kernel regardless of USE_HUB_KERNELS (`get_kernel` in
-its quantizers, integrations and models)."""
+"""Setting -> values for which transformers 5 downloads a kernel from the Hub regardless of USE_HUB_KERNELS
+(`get_kernel` in its quantizers, integrations and models)."""
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 """Fields of transformers' configs that hold the length of the context."""
 _CHOSEN_EXPERTS = (
@@ -41,7 +41,7 @@ class ModelCodeError(ValueError):
 
 
 def config_of(directory: Path) -> "PretrainedConfig":
-    """Returns the config of a model directory. Raises ModelCodeError if a setting names code, see `code_settings`."""
+    """Returns the config of a model directory. Raises ModelCodeError if a setting names code; see `code_settings`."""
     from transformers import AutoConfig
 
     _refuse_code(directory)
@@ -81,7 +81,7 @@ def classifier_of(directory: Path, **settings: Any) -> "PreTrainedModel":
 
 
 def config_of_settings(settings: Mapping[str, Any]) -> "PretrainedConfig":
-    """Returns the config of a config.json with these settings. Raises ModelCodeError if one names code, see
+    """Returns the config of a config.json with these settings. Raises ModelCodeError if one names code; see
     `code_settings`."""
     from transformers import AutoConfig
 
@@ -113,7 +113,7 @@ def linear_modules(model: "PreTrainedModel") -> "Iterator[tuple[str, nn.Linear |
 
 
 def first_size(config: Any, *names: str) -> int:
-    """Returns the first size that the config has under one of the names, or 0. From a list over layers it is the
+    """Returns the first size that the config has under one of the names, or 0. If it is a list over layers, returns the
     largest."""
     for name in names:
         try:
@@ -127,18 +127,19 @@ def first_size(config: Any, *names: str) -> int:
 
 
 def context_of(config: "PretrainedConfig") -> int | None:
-    """Returns the most tokens of prompt and response together that a config allows; None if it has no bound."""
+    """Returns the largest number of tokens of prompt and response together that a config allows; None if it has no
+    bound."""
     return first_size(config.get_text_config(), *_CONTEXTS) or None
 
 
 def experts_per_token(text: "PretrainedConfig") -> int:
-    """Returns how many experts of a layer a token is routed to, by a decoder's config; 0 if it names none."""
+    """Returns, from a decoder's config, how many experts of a layer a token is routed to; 0 if it has no experts."""
     return first_size(text, *_CHOSEN_EXPERTS)
 
 
 def settings_with_code(directory: Path) -> list[str]:
-    """Returns the settings of a model directory that name code, each like `config.json: auto_map`, and adapters, which
-    name a model."""
+    """Returns the settings of a model directory that name code, each like `config.json: auto_map`. Adapters count too,
+    because they name a model."""
     found = []
     for file in sorted(directory.glob("*config*.json")):
         if file.name == "adapter_config.json":  # peft loads the model that it names, which has not been checked
@@ -184,7 +185,8 @@ _LACKING = "which fetches a kernel of a Hub: uninstall the package kernels, or i
 
 
 def _falls_back(implementation: Any) -> bool:
-    """Returns whether this is a flash attention that is not installed. `paged|flash_attention_2` counts as one."""
+    """Returns whether this names a flash attention that is not installed. `paged|flash_attention_2` also counts as
+    flash attention."""
     named = re.search(r"flash_attention_(\d)", implementation) if isinstance(implementation, str) else None
     return named is not None and not is_installed(_FLASH_ATTENTION.get(named[1], ""))
 
@@ -202,7 +204,7 @@ class SpecialTokens:
     """The tokens that end a response, and the padding token."""
 
     eos_ids: tuple[int, ...]
-    """Ids of the end tokens: any of them ends a response."""
+    """Ids of the end tokens. Any of them ends a response."""
     pad_id: int
 
 
@@ -246,7 +248,7 @@ def special_tokens(
 
 
 def _ids(tokens: int | Sequence[int] | None) -> Sequence[int]:
-    """Returns as a list the token ids given as one id, as a list, or as None."""
+    """Returns token ids, given as one id, a list or None, as a list."""
     if tokens is None:
         return ()
     return [tokens] if isinstance(tokens, int) else tokens
@@ -261,7 +263,7 @@ def end_texts(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
 
 
 def embedding_size(config: "PretrainedConfig") -> int:
-    """Returns the number of token ids that the model's embedding holds, or 0 if the config does not name it."""
+    """Returns the number of token ids in the model's embedding, or 0 if the config does not state it."""
     return first_size(config.get_text_config(), "vocab_size")
 
 

@@ -1,4 +1,5 @@
-"""Reference policies, as weights lent to the learner's module for a pass or as a separate model; and their schedule."""
+"""Reference policies, and the schedule of their updates. A reference is a separate model, or weights that the learner's
+module holds for a pass."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +30,8 @@ class ReferencePolicy(Protocol):
         ...
 
     def passes(self, learner: Passes) -> AbstractContextManager[Passes]:
-        """Gives, within the block, passes that compute the reference's logprobs. No training inside.
+        """Yields passes that compute the reference's logprobs, for use within the block. Training is not allowed in the
+        block.
 
         Args:
             learner: passes of the policy in training; its module may hold the reference within the block.
@@ -42,11 +44,11 @@ class ReferencePolicy(Protocol):
         ...
 
     def set_temperature(self, temperature: float) -> None:
-        """Sets the divisor of the logits in its logprobs, if it computes them by itself."""
+        """Sets the temperature for the reference's logprobs, if the reference computes them itself."""
         ...
 
     def save(self, copy: StateCopy) -> None:
-        """Adds to a copy what `load` needs."""
+        """Adds the state that `load` restores to a copy."""
         ...
 
     def load(self, directory: Path) -> None:
@@ -57,7 +59,7 @@ class ReferencePolicy(Protocol):
 def reference_policy(
     reference: Reference, module: nn.Module, open_teacher: Callable[[], Passes]
 ) -> "Snapshot | BaseModel | Teacher | None":
-    """Returns the spec's reference policy, built before the first update; None if it is the policy that samples.
+    """Returns the spec's reference policy; None if it is the policy that samples. Call it before the first update.
 
     Args:
         module: the learner's module.
@@ -84,20 +86,20 @@ class Teacher:
 
     @property
     def packs(self) -> bool:
-        """Whether its passes may hold several sequences in a row."""
+        """Whether the teacher's passes may have several sequences in a row."""
         return self._passes.packs
 
     def set_temperature(self, temperature: float) -> None:
-        """Sets the divisor of the logits."""
+        """Sets the temperature by which logits are divided."""
         self._passes.set_temperature(temperature)
 
     def move(self, *, ema_decay: float = 0.0) -> None:  # noqa: ARG002  # the Protocol's signature
-        """Raises ValueError: a teacher is never updated."""
+        """Raises ValueError, because a teacher is never updated."""
         raise ValueError("a reference with source: model is never updated")
 
     @contextmanager
     def passes(self, learner: Passes) -> Iterator[Passes]:  # noqa: ARG002  # the Protocol's signature
-        """Gives the teacher's own passes."""
+        """Yields the teacher's own passes."""
         with torch.no_grad():
             yield self._passes
 
@@ -115,15 +117,15 @@ class _Lent:
     """True: the learner's passes compute it."""
 
     def set_temperature(self, temperature: float) -> None:
-        """Changes nothing: the learner's passes have their own."""
+        """Does nothing, because the learner's passes have their own temperature."""
 
     def in_place(self) -> AbstractContextManager[None]:
-        """Makes the learner's module hold the reference within the block."""
+        """Puts the reference's weights into the learner's module within the block."""
         raise NotImplementedError
 
     @contextmanager
     def passes(self, learner: Passes) -> Iterator[Passes]:
-        """Gives the learner's passes; its module holds the reference within the block."""
+        """Yields the learner's passes, with the reference's weights in its module within the block."""
         with self.in_place(), learner.choosing_experts():
             yield learner
 
@@ -135,7 +137,7 @@ class BaseModel(_Lent):
         self._module = module
 
     def move(self, *, ema_decay: float = 0.0) -> None:  # noqa: ARG002  # the Protocol's signature
-        """Raises ValueError: an initial policy is never updated."""
+        """Raises ValueError, because an initial policy is never updated."""
         raise ValueError("the initial policy is never updated")
 
     @contextmanager
@@ -145,7 +147,7 @@ class BaseModel(_Lent):
             yield
 
     def save(self, copy: StateCopy) -> None:
-        """Adds nothing: the base model's weights never change."""
+        """Adds nothing, because the base model's weights never change."""
 
     def load(self, directory: Path) -> None:
         """Reads nothing."""
@@ -176,8 +178,8 @@ class Snapshot(_Lent):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Makes the module hold the snapshot's weights, rounded to its own type, within the block. No training
-        inside."""
+        """Puts the snapshot's weights, rounded to the module's type, into the module within the block. Training is not
+        allowed in the block."""
         policy_weights = {name: tensor.data for name, tensor in self._parameters()}
         try:
             for name, tensor in self._parameters():
@@ -189,7 +191,7 @@ class Snapshot(_Lent):
                 tensor.data = policy_weights[name]
 
     def save(self, copy: StateCopy) -> None:
-        """Adds the weights to a copy: rank 0 adds all, or each rank its shards."""
+        """Adds the weights to a copy: rank 0 adds all of them, or each rank adds its shards."""
         if self._sharded or ranks.rank() == 0:
             copy.pieces(_STEM, self._pieces())
 
@@ -211,7 +213,7 @@ class Snapshot(_Lent):
 
     @torch.no_grad()
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields name and values of each trained parameter on this rank: the whole parameter, or at ZeRO 3 its
+        """Yields name and values of each trained parameter on this rank: the whole parameter or, at ZeRO 3, its
         shard."""
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad:
@@ -219,8 +221,8 @@ class Snapshot(_Lent):
 
 
 class ReferenceSchedule:
-    """Counts steps and updates since the last move and says when the next is due. Its state is part of every
-    checkpoint.
+    """The schedule of the reference's updates. It counts steps and optimizer updates since the last one. Its state is
+    part of every checkpoint.
 
     The reference's logprobs are computed once per step, before its first update, so it moves only between steps: it is
     always the policy at the end of a step.
@@ -235,15 +237,15 @@ class ReferenceSchedule:
         self._follows = follows
         self._update = update
         self.version = 0
-        """Moves so far; with source behaviour, one per step."""
+        """Number of times that the reference was updated. With source behaviour, once per step."""
         self.age_steps = 0
-        """Steps finished since the last move, or since the start."""
+        """Steps finished since the reference was last updated, or since the start."""
         self.age_updates = 0
-        """Optimizer updates since the last move, or since the start."""
+        """Optimizer updates since the reference was last updated, or since the start."""
         self.steps = 0
         """Steps finished."""
         self.reason = ""
-        """Reason of the last move; empty if the reference has never moved."""
+        """Reason why the reference was last updated; empty if it never was."""
         self._recent: deque[float] = deque(maxlen=update.kl_window if update else 1)
         self._plateau = Plateau(update.plateau if update else 0, confidence)
 
@@ -254,22 +256,22 @@ class ReferenceSchedule:
 
     @property
     def ema_decay(self) -> float:
-        """Share of the reference's own weights that a move keeps: reference = decay * reference + (1 - decay) *
-        policy. A schedule counts with its value at the last finished step."""
+        """Returns the share of the reference's own weights that its update keeps: reference = decay * reference + (1 -
+        decay) * policy. A schedule counts with its value at the last finished step."""
         return value_at(self._update.ema_decay, self.steps) if self._update else 0.0
 
     @property
     def resets_optimizer(self) -> bool:
-        """Whether a move clears the optimizer's moments."""
+        """Whether an update of the reference clears the optimizer's moments."""
         return self._update is not None and self._update.reset_optimizer
 
     @property
     def reads_evaluations(self) -> bool:
-        """Whether evaluations may move the reference."""
+        """Whether evaluations may cause an update of the reference."""
         return self._update is not None and self._update.plateau > 0
 
     def after_step(self, kl_reverse: float | None, *, updates: int) -> bool:
-        """Counts a finished step. Returns whether the weights must move now.
+        """Counts a finished step. Returns whether the reference must be updated now.
 
         Args:
             kl_reverse: the step's mean `kl/reverse`, nats; None if all updates of the step were skipped.
@@ -289,8 +291,8 @@ class ReferenceSchedule:
         return not self._follows
 
     def after_evaluation(self, measured: Mapping[str, SetScores]) -> bool:
-        """Counts an evaluation of the policy after a step. Returns whether the weights must move now: it makes a
-        plateau, and they did not move after this step already."""
+        """Counts an evaluation of the policy after a step. Returns whether the reference must be updated now: the
+        evaluation completes a plateau, and the reference was not already updated after this step."""
         update = self._update
         if update is None or self.steps < update.after_steps or not self._plateau.reached(measured):
             return False
@@ -307,7 +309,7 @@ class ReferenceSchedule:
         self._plateau.count = 0
 
     def _due(self) -> str:
-        """Returns why the reference must move now; empty if it must not."""
+        """Returns why the reference must be updated now; empty if it must not."""
         update = self._update
         if update is None or self.steps < update.after_steps:
             return ""

@@ -1,4 +1,5 @@
-"""Routing in a mixture of experts: tokens per expert, the loss that balances them, and replay of the sampler's choice.
+"""Routing in a mixture of experts: tokens per expert, the loss that balances the load, and replay of the sampler's
+choice.
 
 The loss is that of Fedus 2021, arXiv:2101.03961, eq. 4 to 6, for several experts per token and over all layers at once,
 as in transformers (`load_balancing_loss_func`). The replay is that of Ma 2025, arXiv:2510.11370: differences in
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Sums over the sampled tokens of a pass. Each token is counted at the position that predicts it, so the sums do
-    not depend on how a step is cut into passes."""
+    """Sums over the sampled tokens of a pass. Each token is counted at the position that predicts it, so that the sums
+    do not depend on how a step is divided into passes."""
 
     counts: Tensor
     """Number of tokens routed to each expert. [layers, experts], float32"""
@@ -80,13 +81,13 @@ def balancing_loss(counts: Tensor, probabilities: Tensor, tokens: float) -> Tens
 
 
 def routed_experts(model: "PreTrainedModel") -> int:
-    """Returns how many experts a token is routed to if transformers exposes and balances the model's routers; else
+    """Returns how many experts a token is routed to, if transformers exposes and balances the model's routers, else
     0."""
     return experts_per_token(model.config.get_text_config()) if _own_loss(model) else 0
 
 
 def balancing_weight(training: Training, config: "PretrainedConfig") -> float:
-    """Returns the weight of the balancing loss: the spec's, or the one in the model's configuration."""
+    """Returns the weight of the balancing loss, from the spec or else from the model's config."""
     if training.router_aux_loss_coef is not None:
         return training.router_aux_loss_coef
     text = config.get_text_config()
@@ -95,7 +96,7 @@ def balancing_weight(training: Training, config: "PretrainedConfig") -> float:
 
 
 def check_balancing(training: Training, model: "PreTrainedModel") -> None:
-    """Checks that a model can be trained with its weight of the balancing loss.
+    """Checks that a model can be trained with this weight of the balancing loss.
 
     Raises:
         SpecError: transformers balances its experts by no loss or by another loss (tested on a few tokens), or ranks
@@ -133,8 +134,8 @@ def routers_of(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def choices_taken(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Records the experts that each router chooses within the block: appends [tokens, experts per token] per router
-    call."""
+    """Records the experts that each router chooses within the block, by appending [tokens, experts per token] per call
+    of a router."""
     taken: list[Tensor] = []
 
     def take(_: nn.Module, __: Any, output: tuple[Tensor, ...]) -> None:
@@ -149,7 +150,7 @@ def choices_taken(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _told(output: tuple[Tensor, ...]) -> Tensor:
-    """Returns the experts in a router's output. Raises StopIteration if the output holds none."""
+    """Returns the experts in a router's output. Raises StopIteration if the output has none."""
     return next(each for each in output if each.dtype == torch.int64)
 
 
@@ -161,8 +162,8 @@ def pop_choices(taken: list[Tensor]) -> "np.ndarray[Any, np.dtype[np.int16]]":
 
 
 class ReplayedRouters:
-    """The routers of a model, with the experts of each token prescribed on demand. The weights of the prescribed
-    experts come from the router's own probabilities, so the router is trained as usual."""
+    """The routers of a model. The experts of each token can be prescribed. The weights of the prescribed experts come
+    from the router's own probabilities, so the router is trained as usual."""
 
     def __init__(self, model: nn.Module) -> None:
         self.given: list[Tensor] | None = None
@@ -171,7 +172,7 @@ class ReplayedRouters:
         self._routers = routers_of(model)
         names = [name for name, module in model.named_modules() if module in self._routers]
         self._numbers = [int(next(filter(str.isdigit, name.split(".")), "0")) for name in names]
-        """Layer of each router; layers without a router are counted too."""
+        """Layer index of each router. Layers without a router are counted too."""
         self._layers = int(getattr(getattr(model, "config", None), "num_hidden_layers", 0))
         for number, router in enumerate(self._routers):
             router.forward = partial(self._routed, number, router.forward)
@@ -223,7 +224,7 @@ class ReplayedRouters:
 
 
 class _GivenChoice(TorchFunctionMode):
-    """Mode in which a `topk` over as many experts returns the prescribed ones."""
+    """Dispatch mode in which a `topk` over this many experts returns the prescribed ones."""
 
     def __init__(self, chosen: Tensor) -> None:
         super().__init__()

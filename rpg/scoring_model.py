@@ -1,4 +1,4 @@
-"""Serves a model that scores: `python -m rpg.scoring_model CONNECTION PARENT SETTINGS`, started by its clients.
+"""Serves a model that scores: `python -m rpg.scoring_model CONNECTION PARENT SETTINGS`. Its clients start it.
 
 It reads requests as JSON from the connection, computes all waiting requests together, and ends with the connection. A
 judge writes a reply; a classifier returns a value. `rpg.rewards.judges.model_process` documents SETTINGS.
@@ -18,9 +18,10 @@ from rpg.data.plain_text import conversation_ids
 from specs.machine.parent import before_torch, die_with_parent, own_threads
 
 _LONGEST = 16384
-"""Most tokens of a request, unless the spec or the model sets a lower bound."""
+"""Largest number of tokens of a request, unless the spec or the model sets a lower bound."""
 _DIGITS = 4
-"""Decimals to which a classifier's value is rounded, so that it does not depend on the requests computed with it."""
+"""Number of decimals to which a classifier's value is rounded, so that it does not depend on the other requests in its
+batch."""
 Request = dict[str, Any]
 Reply = dict[str, Any]
 
@@ -53,7 +54,7 @@ class _Tokens:
         self.longest = min(context, max_length or _LONGEST)
 
     def of(self, messages: list[dict[str, Any]], *, prefix: str | None) -> list[int]:
-        """Returns the token ids of a conversation. Its contents never become control tokens.
+        """Returns the token ids of a conversation. Contents of messages never become control tokens.
 
         Args:
             prefix: the beginning of the reply; None if no reply is requested.
@@ -169,7 +170,7 @@ class _Classifier:
 
 
 def _begin(parent: int) -> None:
-    """Prepares this process to serve: the trainer ends it, not the signal that asks the run to finish a step."""
+    """Prepares this process to serve. The trainer ends it; it ignores the signal that asks the run to finish a step."""
     before_torch()
     die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""Runs one stage of a run in its own process, evaluate also in several ranks: `python -m rpg.stage JOB.json`.
+"""Runs one stage of a run in its own process (evaluate also in several ranks): `python -m rpg.stage JOB.json`.
 
 JOB: {stage: data|base|evaluate|look, spec: the run's spec, inputs: {data?, base?, run?}, out: directory to fill,
 problems: file for the user's errors, run_id?, fingerprint?, kept?: directory for an interrupted evaluation's answers}.
@@ -51,7 +51,7 @@ def main(job_file: str) -> int:
 
 
 def run(job: dict[str, Any]) -> None:
-    """Fills the job's `out`. A job imports only the module of its own stage."""
+    """Fills the job's `out`. Imports only the module of the job's stage."""
     experiment = experiment_of(job["spec"], {})
     inputs = {name: Path(path) for name, path in job.get("inputs", {}).items()}
     out = Path(job["out"])

@@ -9,11 +9,11 @@ import torch
 from rpg.batches.batch import StepRollouts
 
 PHASES = ("rollout", "reward", "logprobs", "update", "sync", "checkpoint")
-"""Phases of every step. A phase that only some steps have, such as `evaluate`, has a metric in those steps alone."""
+"""Phases of every step. A phase of only some steps, such as `evaluate`, has a metric only in those steps."""
 
 
 class Stopwatch:
-    """A timer of the phases of one step on this rank, GPU work included.
+    """A timer of the phases of one step on this rank, including work on the GPU.
 
     A step begins when the metrics of the step before are computed. So the time to write those metrics counts, and the
     times of all steps add up to the time of the run.
@@ -46,15 +46,16 @@ class Stopwatch:
         return self._seconds[phase]
 
     def sampling_took(self, seconds: float) -> None:
-        """Records how long sampling took while training ran. The phase `rollout` then measures only training's wait for
-        it.
+        """Records how long sampling took while training ran. The phase `rollout` then measures only how long training
+        waited for it.
 
         0 means unknown, for example for a batch from a checkpoint.
         """
         self._sampling = seconds
 
     def metrics(self, rollouts: StepRollouts, *, num_trained: int) -> dict[str, float]:
-        """Returns the step's time/* and tokens_per_second/*. `num_trained`: tokens of all passes, context included."""
+        """Returns the step's metrics time/* and tokens_per_second/*. `num_trained`: number of tokens in all passes,
+        including context."""
         self.end = self._now()
         sampling = self._seconds["rollout"] if self._sampling is None else self._sampling
         return {

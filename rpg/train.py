@@ -89,7 +89,7 @@ def _train(run: "RunDirectory", stop: StopAfterStep, started: float) -> int:
 
 
 def with_budget(spec: "Experiment", microbatch_tokens: int) -> "Experiment":
-    """Returns the spec with another token budget per microbatch, unless that is 0. Batch and gradient stay the same."""
+    """Returns the spec with this token budget per microbatch, unless that is 0. Batch and gradient stay the same."""
     if not microbatch_tokens:
         return spec
     training = spec.training.model_copy(update={"microbatch_tokens": microbatch_tokens})
@@ -103,7 +103,7 @@ def _run(
     stop: StopAfterStep,
     started: float,
 ) -> int:
-    """Trains, from the run's last checkpoint if there is one, and records how it ended. Returns the exit code."""
+    """Trains, from the run's last checkpoint if there is one, and records how training ended. Returns the exit code."""
     from rpg.checkpoints.checkpoint import Checkpoints
     from rpg.checkpoints.retention import Retention
     from rpg.guards import GuardStoppedError

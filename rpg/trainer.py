@@ -1,4 +1,4 @@
-"""The training loop. `Trainer.step` is one step of it; read it from top to bottom.
+"""The training loop. `Trainer.step` is one step of it and reads from top to bottom.
 
 Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Departures from the paper and its public code:
 
@@ -64,7 +64,8 @@ from specs.schema.objective import RegularizedObjective
 from specs.schema.schedule import constant, value_at
 
 MOST_SKIPPED_IN_A_ROW = 20
-"""Consecutive updates without a finite gradient after which the run ends: its weights are probably lost."""
+"""Number of consecutive updates without a finite gradient after which the run ends, because its weights are probably
+lost."""
 
 
 class DivergedError(RuntimeError):
@@ -73,12 +74,12 @@ class DivergedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ScoredStep:
-    """A step's responses as this rank trains on them, with the objective's inputs for each sampled token."""
+    """The responses of a step on which this rank trains, with the objective's inputs for each sampled token."""
 
     rollouts: StepRollouts
     minibatches: list[Minibatch]
     ledger: TokenLedger
-    """Old and reference logprobs, and the values that the updates record."""
+    """Table of old and reference logprobs, and of the values that the updates record."""
     advantage: Tensor
     """Advantage of every sampled token that this rank holds. [M]"""
     trained_version: int
@@ -86,7 +87,7 @@ class ScoredStep:
 
 
 class Trainer:
-    """The trainer of one run. Every rank runs this code, knows the scores of all rollouts of a step and trains on its
+    """The trainer of one run. Every rank runs this code, knows the scores of all rollouts of a step, and trains on its
     share."""
 
     def __init__(
@@ -105,20 +106,20 @@ class Trainer:
         self.spec = components.spec
         self.training = components.spec.training
         self.until: int = components.run.inputs().get("until", 0)
-        """Step at which training pauses, with its policy evaluated and its state saved. 0 means that it does not
+        """Step at which training pauses after its policy is evaluated and its state is saved. 0 means that it does not
         pause."""
         self.evaluates = "evaluation" in components.run.inputs()
         self.spec_now = components.spec
-        """The spec with the values of the current step, see `Experiment.at_step`."""
+        """The spec with the values of the current step; see `Experiment.at_step`."""
         self.clock: Stopwatch | None = None
         """Stopwatch of the current step; None outside a step."""
         self.reward_is_proved = False
-        """Whether the reward has scored a step in this process. All ranks have all scores of a step."""
+        """Whether the reward has scored a step since this process began. All ranks have all scores of a step."""
         self.largest_pass = 0
-        """Tokens of the largest forward pass so far on any rank, padding included."""
+        """Number of tokens of the largest forward pass so far on any rank, including padding."""
 
     def train(self, stop: StopAfterStep) -> bool:
-        """Trains to the last step. Returns False if it paused or was asked to stop; its state is then saved."""
+        """Trains to the last step. Returns False if training paused or was asked to stop; the state is then saved."""
         with stop.between_steps_only():
             if self.state.step == 0 and self.evaluates and (self.spec.evaluation.every_steps or self.until):
                 self.components.sample_before_training()
@@ -137,7 +138,7 @@ class Trainer:
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer updates of a step, including those that are skipped."""
+        """Returns the number of optimizer updates in a step, including skipped ones."""
         return self.training.minibatches * self.training.epochs
 
     @property
@@ -172,8 +173,8 @@ class Trainer:
         return self.move_on(scored, metrics, clock, stop)
 
     def sample(self, clock: Stopwatch) -> StepRollouts:
-        """Returns the responses that this rank sampled for the step, with rewards. Afterwards the sampler sleeps, if it
-        may."""
+        """Returns the responses that this rank sampled for the step, with rewards. The sampler then sleeps, if the spec
+        allows it."""
         rollouts = self.source.next_batch(self.state.step, clock)
         if not self.reward_is_proved:
             prove(rollouts.scores, of_sampled=rollouts.figures.get("reward/error_fraction", 0.0))
@@ -182,8 +183,8 @@ class Trainer:
         return rollouts
 
     def score(self, rollouts: StepRollouts) -> ScoredStep:
-        """Deals the responses to the ranks and minibatches that train on them, and computes every token's old and
-        reference logprob and its advantage."""
+        """Distributes the responses over the ranks and minibatches that train on them, and computes every token's old
+        logprob, reference logprob and advantage."""
         learner = self.components.learner
         signal = self.signal(rollouts) if self.skips_zero_advantage else None
         plan = plan_step(
@@ -226,7 +227,7 @@ class Trainer:
         )
 
     def move_on(self, scored: ScoredStep, metrics: dict[str, float], clock: Stopwatch, stop: StopAfterStep) -> bool:
-        """Moves closed loops and the reference, evaluates and saves if that is due, and has the step's rows written.
+        """Updates closed loops and the reference, evaluates and saves if due, and writes the step's rows.
 
         Returns:
             Whether to stop now.
@@ -266,7 +267,8 @@ class Trainer:
 
     @property
     def skips_zero_advantage(self) -> bool:
-        """Returns whether to leave out responses without advantage: not if they count for the load of experts."""
+        """Returns whether to leave out responses without advantage. They are kept if they count for the load of
+        experts."""
         return self.spec.skips_zero_advantage and not self.components.learner.balancing
 
     @cached_property
@@ -282,7 +284,7 @@ class Trainer:
 
     @torch.no_grad()
     def recompute(self, minibatches: list[Minibatch], ledger: TokenLedger) -> list[Minibatch]:
-        """Writes old and reference logprobs into the ledger, before the policy moves.
+        """Writes old and reference logprobs to the token table, before the policy changes.
 
         The first minibatch's old logprobs are left out if its first training pass computes them. If the spec trusts the
         sampler, or an earlier policy sampled, old logprobs are the sampler's own. If a divergence is summed over
@@ -332,7 +334,7 @@ class Trainer:
         return logprobs
 
     def expert_counts(self, minibatch: Minibatch, ledger: TokenLedger) -> Tensor:
-        """Returns how many tokens the policy routes to each expert, over all ranks. The same passes give the old
+        """Returns how many tokens, over all ranks, the policy routes to each expert. The same passes compute the old
         logprobs."""
         counts = []
         for batch in minibatch.passes:
@@ -360,7 +362,8 @@ class Trainer:
     def update(
         self, minibatches: list[Minibatch], advantage: Tensor, ledger: TokenLedger
     ) -> tuple[UpdateMetrics, float]:
-        """Makes minibatches x epochs optimizer updates. Returns their metrics and the last one's learning rate."""
+        """Makes minibatches x epochs optimizer updates. Returns their metrics, and the learning rate of the last
+        one."""
         metrics, rate = UpdateMetrics(self.components.device), 0.0
         advantage = advantage.to(self.components.device)
         for epoch in range(self.training.epochs):
@@ -395,7 +398,7 @@ class Trainer:
         *,
         gives_old: bool,
     ) -> None:
-        """Adds one pass's gradient to its update's, and the pass's values to ledger and metrics.
+        """Adds one pass's gradient to that of its update, and the pass's values to token table and metrics.
 
         Nothing here reads a value or copies one to the host, so the next pass starts before this one ends.
 
@@ -456,8 +459,8 @@ class Trainer:
         ledger: TokenLedger,
         state: StateDivergence | None = None,
     ) -> TokenBatch:
-        """Returns a pass's tokens as inputs of the objective. If the policy that sampled is the reference, ref is
-        old."""
+        """Returns a pass's tokens as inputs of the objective. If the sampling policy is the reference, reference
+        logprobs are the old ones."""
         old = batch.spread(ledger.read("old_logprobs", batch))
         return TokenBatch(
             logprobs=batch.spread(logprobs),
@@ -478,21 +481,21 @@ class Trainer:
         )
 
     def sync(self) -> None:
-        """Gives the sampler the new weights. A separate engine must prove that they arrived."""
+        """Loads the new weights into the sampler. A separate engine must prove that they arrived."""
         self.state.policy_version += 1
         self.source.wait()
         self.components.give_sampler_weights(self.state.policy_version)
 
     def evaluation_is_due(self) -> bool:
-        """Returns whether the policy must be evaluated now and was not yet. After the last step the evaluate stage does
-        it."""
+        """Returns whether the policy must be evaluated now and was not evaluated yet. After the last step, the evaluate
+        stage does it."""
         step, every = self.state.step, self.spec.evaluation.every_steps
         due = self.pausing or (every > 0 and 0 < step < self.training.steps and step % every == 0)
         return self.evaluates and due and not self.recorder.has_evaluated(step)
 
     def evaluate(self) -> None:
-        """Makes the sampler, which is idle and holds the policy, answer the evaluation sets. Training is unaffected:
-        the answers use their own seeds."""
+        """Evaluates the policy with the sampler, which is idle and has the policy's weights. This does not affect
+        training, because the answers have their own seeds."""
         evaluated = self.components.evaluate()
         means = self.recorder.evaluation(self.state.step, evaluated)
         self.progress.evaluated(self.state.step, means)
@@ -506,7 +509,7 @@ class Trainer:
 
     @property
     def state_follows_evaluations(self) -> bool:
-        """Returns whether the state that a checkpoint holds depends on the evaluation of its step."""
+        """Returns whether the state in a checkpoint depends on the evaluation of its step."""
         drift = any(metric.startswith("drift/") for metric in self.components.loops.metrics)
         return drift or self.components.schedule.reads_evaluations
 
@@ -531,7 +534,7 @@ class Trainer:
         return kind(f"{fired.message}{tried}")
 
     def roll_back(self, fired: FiredGuard) -> None:
-        """Resets the run to its last checkpoint before the violation; from there on the learning rate is lower.
+        """Resets the run to its last checkpoint before the violation. The learning rate is lower from then on.
 
         Raises:
             GuardStoppedError: there is no such checkpoint.
@@ -539,7 +542,9 @@ class Trainer:
         bounds = self.components.guards.roll_back_bounds(fired)
         target = next((step for bound in bounds if (step := self.recorder.roll_back(self.state, up_to=bound))), 0)
         if not target:
-            raise GuardStoppedError(f"{fired.message}; there is no checkpoint from before step {fired.since} to go to")
+            raise GuardStoppedError(
+                f"{fired.message}; there is no checkpoint from before step {fired.since} to return to"
+            )
         self.components.guards.record_roll_back(fired, target, write=ranks.rank() == 0)
         factor = self.components.guards.learning_rate_factor(target + 1)
         message = f"{fired.message}: back to step {target}, the learning rate times {factor:g} from there"
@@ -548,14 +553,14 @@ class Trainer:
         self.progress.say(message)
 
     def move_reference(self, kl_reverse: float | None) -> None:
-        """Moves the reference to the current policy if its schedule says so. `kl_reverse`: the step's metric, None if
-        it has none."""
+        """Updates the reference from the current policy if its schedule says so. `kl_reverse`: the step's metric, None
+        if it has none."""
         if self.components.schedule.after_step(kl_reverse, updates=self.updates_per_step):
             self.move_weights_of_reference()
 
     def move_weights_of_reference(self) -> None:
-        """Moves the reference, whose schedule has counted the move; clears the optimizer's moments if the spec says
-        so."""
+        """Updates the reference, after its schedule has counted the update. Clears the optimizer's moments if the spec
+        says so."""
         schedule, reference = self.components.schedule, self.components.reference
         if reference is None:
             return

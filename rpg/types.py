@@ -1,4 +1,4 @@
-"""Defines the vocabulary of the loop: plain frozen dataclasses with a docstring for every field."""
+"""Defines the types of the training loop: plain frozen dataclasses with a docstring for every field."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length"]
 Versions = tuple[tuple[int, int], ...]
-"""Parts of a response in order: the version of the policy that sampled the part, and its number of sampled tokens."""
+"""The parts of a response in order: for each, the version of the policy that sampled it, and its number of sampled
+tokens."""
 _SHOWN_OF_TESTS = ("kind", "function", "shown")
-"""Keys of the tests that the prompt shows too."""
+"""Keys of tests that the prompt also shows."""
 
 
 @message
@@ -24,21 +25,21 @@ class Problem:
     """A problem as the data stage published it."""
 
     problem_id: str
-    """Hash of the content; equal problems have equal ids."""
+    """Hash of the content. Equal problems have equal ids."""
     prompt: str
     """The text that the model sees."""
     answer: str
     """The gold answer."""
     dataset: str
-    """Name of the set it came from."""
+    """Name of the set that the problem came from."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """Data that the scorer needs beyond the answer (reasoning-gym's entry)."""
     cluster: str = ""
     """Name of the cluster of related problems in its set; empty if it belongs to no cluster."""
     source: str = ""
-    """Path of its set in the spec, such as `data.train.0`; empty if no set has its own reward."""
+    """Path of the problem's set in the spec, such as `data.train.0`; empty if no set has its own reward."""
     messages: str = ""
-    """The chat messages of the prompt, JSON, before the policy's template turned them into text; empty without
+    """The chat messages of the prompt as JSON, before the policy's template turned them into text; empty without
     messages."""
     shown: tuple[str, ...] = ()
     """Keys of `metadata` that `public` keeps."""
@@ -73,15 +74,15 @@ class Sampling:
     temperature: float
     """Divisor of the logits; 0 is greedy."""
     top_p: float
-    """Nucleus probability in (0, 1]; 1 keeps all tokens."""
+    """Nucleus probability in (0, 1]. 1 keeps all tokens."""
     max_response_length: int
-    """Most tokens of a response, the end token included."""
+    """Largest number of tokens of a response, the end token included."""
     top_k: int = 0
-    """Number of likeliest tokens to keep, before the nucleus is applied; 0 keeps all."""
+    """Number of likeliest tokens to keep before the nucleus is applied. 0 keeps all."""
     stop: tuple[str, ...] = ()
-    """Texts that end a response; the token that completes one is its last."""
+    """Texts that end a response. The token that completes such a text is the response's last."""
     tells_experts: bool = False
-    """Whether responses report the experts of their tokens, see Rollout."""
+    """Whether responses report the experts of their tokens; see Rollout."""
 
 
 @message
@@ -93,9 +94,9 @@ class Turn:
     token_ids: tuple[int, ...]
     """Tokens of the turn, at least one. A sampled turn includes its end token, if it has one."""
     logprobs: tuple[float, ...] | None = None
-    """Logprob of each sampled token under the distribution it was drawn from, nats: tempered, cut to top_k and the
-    nucleus, and renormalised. They differ from the learner's wherever a cut removed tokens. None if the
-    tokens were given."""
+    """Logprob of each sampled token under the distribution that it was drawn from, nats. That distribution has the
+    temperature, is cut to top_k and the nucleus, and renormalised. It differs from the learner's if the cut removed
+    tokens. None if the tokens were given."""
     tool: str = ""
     """Name of the tool that gave the tokens; empty if no tool did."""
     error: str = ""
@@ -134,15 +135,16 @@ class Rollout:
     turns: tuple[Turn, ...]
     """Turns of the response, at least one of them sampled."""
     finish_reason: FinishReason
-    """stop: the response ended by itself (end token, stop text, or its environment's decision); length: it was cut at
+    """stop: the response ended by itself (end token, stop text, or its environment's decision). length: it was cut at
     max_response_length."""
     answer: str | None = None
-    """Text to score, if the environment sets one; None means the text of the last sampled turn."""
+    """Text to score, if the environment sets one. None means the text of the last sampled turn."""
     experts: "npt.NDArray[np.integer[Any]] | None" = field(default=None, compare=False)
     """Experts to which the engine routed each token of prompt and response except the last. None if not requested.
     [prompt + response - 1, layers, experts per token]"""
     versions: Versions = ()
-    """Policies that sampled the response one after another; empty if the group's policy sampled all of it."""
+    """Versions of the policies that sampled the response, one after another; empty if the group's policy sampled all of
+    it."""
 
     def __post_init__(self) -> None:
         """Raises ValueError if no turn was sampled."""
@@ -151,34 +153,35 @@ class Rollout:
 
     @property
     def response_ids(self) -> tuple[int, ...]:
-        """All tokens of the response, including given ones. [n]"""
+        """Returns all tokens of the response, including given ones. [n]"""
         if len(self.turns) == 1:
             return self.turns[0].token_ids
         return tuple(token for turn in self.turns for token in turn.token_ids)
 
     @property
     def length(self) -> int:
-        """Number of tokens of the response, including given ones."""
+        """Returns the number of tokens of the response, including given ones."""
         return sum(len(turn.token_ids) for turn in self.turns)
 
     @property
     def num_sampled(self) -> int:
-        """Number of tokens of the response that the policy sampled."""
+        """Returns the number of tokens of the response that the policy sampled."""
         return sum(len(turn.token_ids) for turn in self.turns if turn.sampled)
 
     @property
     def rollout_logprobs(self) -> tuple[float, ...]:
-        """Logprobs of the sampled tokens, nats; see Turn."""
+        """Returns the logprobs of the sampled tokens, nats; see Turn."""
         return tuple(logprob for turn in self.turns for logprob in turn.logprobs or ())
 
     @property
     def turn_rewards(self) -> float:
-        """Sum of the rewards of the turns, reward units."""
+        """Returns the sum of the rewards of the turns, reward units."""
         return sum(turn.reward or 0.0 for turn in self.turns)
 
     @property
     def answer_ids(self) -> tuple[int, ...]:
-        """Tokens of the last sampled turn. It is scored, so that given text never counts as the policy's answer."""
+        """Returns the tokens of the last sampled turn. Only this turn is scored, so that given text never counts as the
+        policy's answer."""
         return next(turn.token_ids for turn in reversed(self.turns) if turn.sampled)
 
 
@@ -190,7 +193,7 @@ class RecordedTurn:
     sampled: bool
     num_tokens: int
     text: str
-    """The turn's tokens as text, special tokens included."""
+    """The turn's tokens as text, including special tokens."""
     tool: str = ""
     error: str = ""
     seconds: float = 0.0
@@ -205,18 +208,18 @@ class TurnCounts:
     """The counts of a response's turns."""
 
     sampled: int
-    """Turns that the policy sampled."""
+    """Number of turns that the policy sampled."""
     calls: int
-    """Tool calls that were answered."""
+    """Number of tool calls that were answered."""
     errors: int
-    """Tool calls that were answered with an error."""
+    """Number of tool calls that were answered with an error."""
     seconds: float
-    """Wall time of the tools."""
+    """Wall time of the tools, seconds."""
     rewards: tuple[float, ...] = ()
-    """Reward of each turn of the policy; empty if the environment rewards no turn."""
+    """Reward of each turn of the policy; empty if the environment does not reward turns."""
     contexts: tuple[tuple[int, int], ...] = ()
-    """Restarts in order: the position of each in the response's tokens and the length of the context given there. Empty
-    if the prompt is the context of the whole response."""
+    """Restarts in order: the position of each in the response's tokens, and the length of the context given there.
+    Empty if the prompt is the context of the whole response."""
 
 
 @message
@@ -229,30 +232,30 @@ class TurnRequest:
     seed: int
     """Seed of all randomness in the turn."""
     limit: int
-    """Most tokens of the turn."""
+    """Largest number of tokens of the turn."""
     prompt: int = 0
-    """Index of its prompt in the call. An engine that has cached a prompt's turns samples the later ones too."""
+    """Index of the prompt in the call. The engine that has cached a prompt's turns also samples the later ones."""
 
 
 OnResponse = Callable[[int, Rollout], None]
 """Callback (index, response), called once the response has ended. The i-th response to prompt p has index
 p * group_size + i."""
 Admit = Callable[[], int | None]
-"""Returns how many of a call's prompts, from the first on, may have started by now; the number never falls. None ends
-the call, because enough has been sampled."""
+"""Function that returns how many of a call's prompts, from the first on, may have started by now. The number never
+falls. None ends the call, because enough has been sampled."""
 
 
 Pause = Literal["idle", "steps", "ended"]
-"""Reason why a sampler asks for turns: idle: nothing is running; steps: a set number of decoding steps has passed;
+"""Reason why a sampler asks for turns. idle: nothing is running. steps: a set number of decoding steps has passed.
 ended: a turn has ended."""
 NextTurns = Callable[[Pause], Sequence[TurnRequest] | None]
-"""Returns the turns that begin now; None ends the call."""
+"""Function that returns the turns that begin now; None ends the call."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """The group of responses to one prompt."""
+    """The responses to one prompt."""
 
     prompt_ids: tuple[int, ...]
     rollouts: tuple[Rollout, ...]

@@ -1,4 +1,4 @@
-"""Experiments as data: the schema, and the loader that turns spec files into it. The other packages build on `machine`.
+"""Experiments as data: the schema, and the loader that reads spec files with it. The other packages also use `machine`.
 
 Names are loaded when first used, so that `import specs` costs nothing.
 """

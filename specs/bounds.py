@@ -1,4 +1,4 @@
-"""Limits on the size of specs, so that any file is checked within two seconds; and reading within a limit."""
+"""Limits on the size of specs, so that any file is checked within two seconds, and a reader that keeps such limits."""
 
 import errno
 import os
@@ -7,11 +7,11 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 MAX_BYTES = 1 << 18
-"""Most bytes of a spec file, and of a model's config.json, which is read to check the spec."""
+"""Largest number of bytes of a spec file, and of a model's config.json, which is read to check the spec."""
 MAX_DEPTH = 32
 """Levels of nesting."""
 MAX_VALUES = 10_000
-"""Keys, list items and sections of a file; an alias counts as often as it is used."""
+"""Keys, list items and sections of a file. An alias counts as often as it is used."""
 MAX_DIGITS = 100
 """Digits of a whole number, in any base, so that a float can represent it."""
 MAX_RANKS = 1 << 20
@@ -23,14 +23,14 @@ MAX_COMBINATIONS = 4096
 MAX_EXCLUDED = 256
 """Entries of `exclude`."""
 MAX_CHECKED_VALUES = 1 << 16
-"""Checked values of all cells of a matrix together: each has all values of the spec."""
+"""Checked values of all cells of a matrix together. Each cell has all values of the spec."""
 MAX_PARAMETERS = 32
 """Parameters of a study."""
 MAX_CANDIDATES = 512
 """Candidates that one parameter lists."""
 MAX_TRIED_VALUES = 1 << 15
-"""Values in all trials together that check whether a study's candidates are possible; each trial has all values of the
-spec."""
+"""Values of all trials together that are checked to find out whether a study's candidates are possible. Each trial has
+all values of the spec."""
 MAX_ISSUES = 100
 """Problems reported for one file."""
 MAX_TOLD = 2000

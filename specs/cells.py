@@ -1,4 +1,4 @@
-"""The cells of a matrix: their values, the data of each, and their issues, reported at the matrix's line."""
+"""The cells of a matrix: their values, their data, and their issues, which are reported at the matrix's line."""
 
 import copy
 import math
@@ -22,7 +22,7 @@ FIXED = ("name", "question", "seeds", "matrix")
 
 
 def combinations(matrix: Matrix | None) -> list[dict[str, Any]]:
-    """Returns the values of each cell, path -> value; one empty cell without a matrix."""
+    """Returns the values of each cell, path -> value. Without a matrix, returns one empty cell."""
     if matrix is None:
         return [{}]
     rows = zip(*matrix.zip.values(), strict=True) if matrix.zip else iter([()])
@@ -41,7 +41,7 @@ def _agrees(cell: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
 
 
 def cell_label(matrix: Matrix | None, values: Mapping[str, Any]) -> str:
-    """Returns the name of a cell in the spec: its row's label and the values of `product`; empty if rows have no
+    """Returns the cell's name in the spec: the label of its row and the values of `product`; empty if rows have no
     labels."""
     if matrix is None or not matrix.labels:
         return ""
@@ -59,8 +59,8 @@ def cell_source(source: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
 
 
 def with_values(source: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of the source with values set at their dotted paths: a section before its fields, its type before
-    others.
+    """Returns a copy of the source with values set at their dotted paths. A section is set before its fields, and its
+    type before other fields.
 
     A section that changes its type keeps the fields that the new type has too. A section that changes its source loses
     its other fields, since they belonged to the old source.
@@ -117,7 +117,8 @@ def _present(source: Any, path: Path) -> bool:
 def check_cells(
     source: dict[str, Any], experiment: Experiment, positions: Positions
 ) -> tuple[list[Issue], list[Issue]]:
-    """Returns the errors and warnings of all runs: each once, and at the matrix's line if the matrix causes it."""
+    """Returns the errors and warnings of all runs, each once. If the matrix causes an issue, it is reported at the
+    matrix's line."""
     issues = list(_matrix_issues(experiment.matrix, source)) if experiment.matrix else []
     if issues:
         return issues, []
@@ -151,8 +152,8 @@ def check_cells(
 
 
 def num_values_of(source: Mapping[str, Any]) -> int:
-    """Returns the number of keys and list items of the data without the matrix: the time to check a cell grows with
-    it."""
+    """Returns the number of keys and list items of the data without the matrix. The time to check a cell is
+    proportional to it."""
     waiting: list[Any] = [value for key, value in source.items() if key != "matrix"]
     count = 0
     while waiting:
@@ -196,8 +197,8 @@ def varied_place(matrix: Matrix | None, values: Mapping[str, Any], path: Path) -
 def _blame(
     issue: Issue, having: list[dict[str, Any]], num_cells: int, matrix: Matrix | None, positions: Positions
 ) -> Issue:
-    """Returns the issue at the line of the matrix value that causes it; unchanged if no value does. `having` are the
-    cells with it."""
+    """Returns the issue, placed at the line of the matrix value that causes it if there is one. `having`: the cells
+    with the issue."""
     if matrix is None:
         return issue
     values = having[0]
@@ -219,13 +220,13 @@ def _related(path: Path, other: Path) -> bool:
 
 
 def _row(matrix: Matrix, values: Mapping[str, Any]) -> int:
-    """Returns the row of `zip` of a cell, found by all values of the row."""
+    """Returns a cell's row of `zip`, which is found by all its values."""
     wanted = tuple(values[path] for path in matrix.zip)
     return next(index for index, row in enumerate(zip(*matrix.zip.values(), strict=True)) if row == wanted)
 
 
 def _place(matrix: Matrix, path: str, values: Mapping[str, Any]) -> Path:
-    """Returns the place in the matrix of a cell's value of a path."""
+    """Returns the place, in the matrix, of a cell's value for a path."""
     if path in matrix.product:
         return ("matrix", "product", path, matrix.product[path].index(values[path]))
     return ("matrix", "zip", path, _row(matrix, values))
@@ -254,7 +255,7 @@ def _matrix_issues(matrix: Matrix, source: Mapping[str, Any]) -> Iterator[Issue]
 
 
 def _too_many_combinations(matrix: Matrix) -> Issue | None:
-    """Returns the issue with a matrix that is too large to expand; combinations that `exclude` leaves out count too."""
+    """Returns an issue if a matrix is too large to expand. Combinations that `exclude` leaves out count too."""
     lengths = [len(values) for values in matrix.product.values()]
     lengths += [len(values) for values in list(matrix.zip.values())[:1]]
     if math.prod(lengths) > MAX_COMBINATIONS:
@@ -293,8 +294,8 @@ def _axis_issues(section: str, path: str, values: list[Any], source: Mapping[str
 
 
 def _beside_nothing(experiment: Experiment) -> Iterator[Issue]:
-    """Yields issues for figures from the literature that match no row or set. Without a matrix, as in a study, none are
-    shown."""
+    """Yields issues for figures from the literature that match no row or set. Without a matrix, as in a study, figures
+    are not shown."""
     if experiment.matrix is None:
         return
     labels = experiment.matrix.labels

@@ -39,15 +39,15 @@ from specs.schema.fields import no_such_item, split, unknown
 
 @dataclass(frozen=True)
 class Reuse:
-    """Choice of recorded results to reuse, beyond those of exactly this spec and code, and of those to compute
-    again."""
+    """Choice of recorded results to reuse although they are not from exactly this spec and code, and of results to
+    compute again."""
 
     accept_code: bool = False
     """Whether results of any code version are reused."""
     fresh: tuple[str, ...] = ()
     """Stages whose results are computed again."""
     asked_at_ns: int = 0
-    """Time of that request, ns since 1970; newer results count as fresh."""
+    """Time of the request, ns since 1970. Newer results count as fresh."""
 
     def since_of(self, stage: str) -> int:
         """Returns the time from which on a stage's results are reused, ns since 1970; 0 for results of any age."""
@@ -65,9 +65,9 @@ class Document:
     cell's objective."""
     positions: Positions
     warnings: tuple[Issue, ...] = ()
-    """Warnings of settings without effect or that are probably mistakes, each at its place."""
+    """Warnings about settings that have no effect or are probably mistakes, each at its place."""
     reuse: Reuse = Reuse()
-    """Choice of recorded results to reuse; not part of the spec."""
+    """Choice of recorded results to reuse. It is not part of the spec."""
 
     def locate(self, issue: Issue, values: Mapping[str, Any] | None = None) -> Issue:
         """Returns the issue with file, line and snippet of its path, or of the nearest ancestor in the file.
@@ -102,7 +102,7 @@ class Document:
         return checked(with_values(self.source, values), positions | dict.fromkeys(changed, at))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data that `from_json` reads; `experiment` is the resolved form, for other readers."""
+        """Returns plain data that `from_json` reads. Its `experiment` is the resolved form, for other readers."""
         return {
             "source": self.source,
             "experiment": self.experiment.model_dump(mode="json"),
@@ -130,8 +130,8 @@ class Document:
 
 
 def _with_earlier_precision(source: dict[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a frozen document's source, with its resolved float32 written out if `device: cuda` would mean bfloat16
-    today, so that the run continues in float32."""
+    """Returns a frozen document's source. If `device: cuda` meant float32 when it was frozen and means bfloat16 today,
+    float32 is written out, so that the run continues in it."""
     precision = resolved["training"].get("precision")  # missing in evaluations
     in_float32 = resolved["resources"]["device"] == "cuda" and precision == "float32"
     return with_values(source, {"training.precision": "float32"}) if in_float32 else source
@@ -177,7 +177,8 @@ class Cell:
 
 
 def expand(document: Document) -> list[Cell]:
-    """Returns the runs in the order of the file: product (last path fastest), then the rows of zip, then the seeds."""
+    """Returns the runs in the order of the file: by product (the last path varies fastest), then by row of zip, then by
+    seed."""
     cells: list[Cell] = []
     for values in combinations(document.experiment.matrix):
         experiment = experiment_of(cell_source(document.source, values), document.positions)

@@ -184,7 +184,7 @@ class SpecError(RpgError):
         super().__init__(issues)
         self.issues = issues
         self.done = done
-        """Text on the work done before the issues appeared."""
+        """Text about the work that was done before the issues appeared."""
 
     def __str__(self) -> str:
         return "\n".join(render_one(issue) for issue in self.issues)
@@ -197,7 +197,7 @@ def refuse(issues: Iterable[Issue], positions: Mapping[Path, Position]) -> None:
 
 
 def shortened(issues: Sequence[Issue]) -> list[Issue]:
-    """Returns at most MAX_ISSUES issues, and one that says there are more."""
+    """Returns at most MAX_ISSUES issues, followed by one that says how many more there are."""
     if len(issues) <= MAX_ISSUES:
         return list(issues)
     more = Issue(

@@ -82,7 +82,7 @@ def evaluation_document(source: dict[str, Any], positions: Positions, weights_of
 
 
 def evaluation_source(run: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns the part of an evaluation's file that repeats one of its runs, and no other.
+    """Returns the evaluation's source reduced to one of its runs.
 
     Figures from the literature are left out: they belong to the whole evaluation.
 
@@ -123,13 +123,13 @@ def _names_taken(evaluation: ModelEvaluation) -> Iterator[Issue]:
     }
     for section, given in names.items():
         for index in repeats(given):
-            yield Issue("the name is taken", (section, index, "name"), given[index], hint="give each a name of its own")
+            yield Issue("the name is taken", (section, index, "name"), given[index], hint="give each its own name")
 
 
 def _models(
     evaluation: ModelEvaluation, written: Sequence[Mapping[str, Any]], positions: Positions, weights_of: WeightsOf
 ) -> list[dict[str, Any]]:
-    """Returns each model as the section `model` of its runs. A run's weights are a directory like any other."""
+    """Returns each model as the section `model` of its runs. A run's weights become a directory like any other."""
     models: list[dict[str, Any]] = []
     issues: list[Issue] = []
     for index, model in enumerate(evaluation.models):
@@ -175,16 +175,16 @@ def _checkpoint(model: EvaluatedModel) -> tuple[str, str | int] | None:
 
 
 def _measured_once(evaluation: ModelEvaluation, same: Mapping[int, Sequence[int]]) -> Iterator[Issue]:
-    """Yields a warning for each checkpoint that shares a row with an identical one."""
+    """Yields a warning for each checkpoint that is identical to another one and shares its row."""
     for first, *others in same.values():
         label = _label(evaluation, [first, *others], None)
         for index in others:
             message = f"the same checkpoint as {name_of(evaluation.models[first])}"
-            yield Issue(message, ("models", index), hint=f"it is measured once and stands in one row, `{label}`")
+            yield Issue(message, ("models", index), hint=f"it is measured once and shown in one row, `{label}`")
 
 
 def _setting(evaluation: ModelEvaluation, source: Mapping[str, Any], row: _Row, field: str) -> Any:
-    """Returns a row's value for a field of `evaluation`, as the file writes it."""
+    """Returns a row's value for a field of `evaluation`, as it is written in the file."""
     assert row.setting is not None
     written = source["sampling"][row.setting].get(field)
     if written is not None:
@@ -194,7 +194,7 @@ def _setting(evaluation: ModelEvaluation, source: Mapping[str, Any], row: _Row, 
 
 
 def _places(positions: Positions, rows: Sequence[_Row], varied: Sequence[str]) -> Iterator[tuple[Path, Position]]:
-    """Yields the positions in the file of the matrix's parts."""
+    """Yields the positions, in the file, of the matrix's parts."""
     below = _by_section(positions)
 
     def moved(old: Path, new: Path) -> Iterator[tuple[Path, Position]]:
@@ -216,7 +216,8 @@ def _places(positions: Positions, rows: Sequence[_Row], varied: Sequence[str]) -
 
 
 def _by_section(positions: Positions) -> dict[Path, list[tuple[Path, Position]]]:
-    """Returns, for each section down to the fields of a model, the positions in it, its own first."""
+    """Returns, for each section down to the fields of a model, the positions in it. The section's own position is
+    first."""
     below: dict[Path, list[tuple[Path, Position]]] = {}
     for path, at in positions.items():
         for length in range(1, min(len(path), 3) + 1):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 Kind = type[Any]
-"""A class with `tag`, `group`, `package` and `distribution`, see OpenSection; or one of its variants."""
+"""A class with `tag`, `group`, `package` and `distribution` (see OpenSection), or one of its variants."""
 
 
 def find_variant(kind: Kind, name: Any) -> Kind:
@@ -60,8 +60,8 @@ def variants(kind: Kind, *, installed: bool = True) -> dict[str, Kind]:
 
 @lru_cache
 def our_names(package: str) -> tuple[str, ...]:
-    """Returns the names of the package's modules, without importing them; empty without a package, whose variants are
-    in the schema."""
+    """Returns the names of the package's modules, without importing them. Empty without a package: then all variants
+    are in the schema."""
     if not package:
         return ()
     return tuple(sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__)))

@@ -7,12 +7,12 @@ _SAME = " = "
 
 
 def of_same(names: Iterable[str]) -> str:
-    """Returns the label of one row with several names: `ours last = ours best`."""
+    """Returns the label of a row with several names: `ours last = ours best`."""
     return _SAME.join(names)
 
 
 def is_called(label: str, name: str) -> bool:
-    """Returns whether a cell's label has the name: alone, with other varied values, or as one of several names.
+    """Returns whether a cell's label contains the name: alone, with other varied values, or as one of several names.
 
     Example:
         >>> is_called("ours last = ours best, greedy", "ours best"), is_called("RPG-REINFORCE", "RPG")

@@ -17,38 +17,39 @@ class Metric:
     name: str
     """Name in the table `metrics`."""
     title: str
-    """Title of its chart, without the unit."""
+    """Title of the metric's chart, without the unit."""
     meaning: str
     """Explanation in a sentence or two of Markdown, with formulas as code."""
     unit: str = ""
     """Unit; empty for a number without a unit, and for reward units."""
     better: Literal["higher", "lower", ""] = ""
-    """Better direction, other things equal; empty if neither is better."""
+    """The better direction, other things being equal; empty if neither is better."""
     least: float = 0.0
     """Lower bound of the values; minus infinity, NULL in SQL, if unbounded."""
     most: float = math.inf
     """Upper bound of the values; infinity, NULL in SQL, if unbounded."""
     short_name: str = ""
-    """Name in the progress lines, which leave it out if this is empty."""
+    """Name in progress lines. Empty if they leave the metric out."""
     guardable: bool = False
-    """Whether guards and the choice of the best checkpoint may use it: it is recorded at every step, all ranks know it
-    before the step's checkpoint is saved, and it is repeatable."""
+    """Whether guards and the choice of the best checkpoint may use the metric: it is recorded at every step, known to
+    all ranks before the step's checkpoint is saved, and repeatable."""
     repeatable: bool = True
-    """Whether a repeated run gives the same values; times and memory do not."""
+    """Whether a repeated run gives the same values. Times and memory do not."""
     charted: bool = False
-    """Whether reports and comparisons of runs show it, in the order of this file; `pipelines/report/curves.py` draws
-    it."""
+    """Whether reports and comparisons of runs show the metric, in the order of this file. `pipelines/report/curves.py`
+    draws it."""
     tells_outcome: bool = False
-    """Whether it describes the trained policy, not the speed; a report compares its last steps between runs."""
+    """Whether the metric describes the trained policy, and not the speed. Reports compare its last steps between
+    runs."""
     at_evaluations: bool = False
-    """Whether only evaluated steps have it; its value at the end of training is then the last one, not a mean of last
-    steps."""
+    """Whether only evaluated steps have the metric. Its value at the end of training is then the last one, not a mean
+    over last steps."""
     recorded_with: str = ""
-    """Key of the spec or engine that it requires; empty if it is always recorded."""
+    """Key of the spec, or engine, that the metric requires; empty if it is always recorded."""
 
     @property
     def heading(self) -> str:
-        """The title with the unit."""
+        """Returns the title with the unit."""
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
 
@@ -701,11 +702,11 @@ METRICS: tuple[Metric, ...] = (
 CHARTED = tuple(metric for metric in METRICS if metric.charted)
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 REWARD = BY_NAME["reward/mean"]
-"""Reward metric: the learning curve, and the default criterion for the best checkpoint."""
+"""The metric of the learning curve, and the default criterion for the best checkpoint."""
 
 
 def progress_text(values: Mapping[str, float | None]) -> str:
-    """Returns the text of a step on a progress line; metrics without a value are left out.
+    """Returns the text of a step on a progress line. Metrics without a value are left out.
 
     Example:
         >>> progress_text({"kl/reverse": 0.00123, "reward/mean": 0.4375, "loss": 0.1})
@@ -716,7 +717,7 @@ def progress_text(values: Mapping[str, float | None]) -> str:
 
 
 def lower_is_better(measure: str) -> bool:
-    """Whether less of a measure of an evaluation is better: of drift, of bits per byte, of a perplexity.
+    """Returns whether lower values of an evaluation's measure are better, as for drift, bits per byte and perplexity.
 
     Example:
         >>> [lower_is_better(measure) for measure in ("drift/reverse", "bits_per_byte", "word_perplexity", "accuracy")]
@@ -726,5 +727,5 @@ def lower_is_better(measure: str) -> bool:
 
 
 def is_share(measure: str) -> bool:
-    """Whether a measure of a set that is not answered is a share between 0 and 1."""
+    """Returns whether a measure of a set that is scored by likelihood is a share between 0 and 1."""
     return measure in ("accuracy", "acc", "acc_norm")

@@ -1,4 +1,4 @@
-"""The evaluation of models, the root of an evaluation's file, and the run of each model."""
+"""The schema of an evaluation of models, the root of its file, and of each model's run."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -78,7 +78,7 @@ class SamplingSetting(Spec):
     stop: tuple[StopText, ...] | None = None
     """Texts that end a response, like evaluation.stop."""
     max_response_length: int | None = Field(None, ge=1)
-    """Most tokens of a response, like evaluation.max_response_length."""
+    """Largest number of tokens of a response, like evaluation.max_response_length."""
     seed: int | None = Field(None, ge=0)
     """Seed of sampling, like evaluation.seed."""
 
@@ -160,7 +160,7 @@ class MeasuredModel(Experiment):
 
     @property
     def trains(self) -> bool:
-        """False: an evaluation does not train."""
+        """Returns False, because an evaluation does not train."""
         return False
 
     @model_serializer(mode="wrap")

@@ -1,4 +1,5 @@
-"""The origin of each value of a run's spec: a file's line, an override, the matrix, a published setting, a default."""
+"""The origin of each value of a run's spec: a line of a file, an override, the matrix, a published setting, or a
+default."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ class Origin:
     path: Path
     """Path of the value in the spec. A list of plain values is one value."""
     kind: Kind
-    """file: a spec file, one that it extends, or a study's; set: `--set`; matrix: the run's cell or seed; published:
-    the objective's published setting; default: the schema's default."""
+    """file: a spec file, a file that it extends, or a study's file. set: `--set`. matrix: the run's cell or seed.
+    published: the objective's published setting. default: the schema's default."""
     file: str = ""
     """Path of the file as the user named it; empty if the value is in no file."""
     line: int = 0
@@ -67,13 +68,13 @@ def _is_rivals(experiment: Experiment, path: Path) -> bool:
 
 
 def _matrix_place(document: Document, values: Mapping[str, Any], path: Path) -> Position | None:
-    """Returns the position in the matrix of a cell's value of a path."""
+    """Returns the position, in the matrix, of a cell's value for a path."""
     place = varied_place(document.experiment.matrix, values, path)
     return nearest_position(place, document.positions) if place else None
 
 
 def _leaves(value: Any, path: Path) -> Iterator[Path]:
-    """Yields the paths of the values; a list is one value unless it contains mappings."""
+    """Yields the paths of the values. A list is one value unless it contains mappings."""
     if isinstance(value, Mapping) and value:
         for key, child in value.items():
             yield from _leaves(child, (*path, key))

@@ -1,4 +1,4 @@
-"""Published settings that differ between the cells of a matrix, although no file varies them."""
+"""Warnings about published settings that differ between the cells of a matrix although no file varies them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class SpecOfCell:
     """A cell of a matrix."""
 
     source: Mapping[str, Any]
-    """Spec as written, with the cell's values."""
+    """The spec as written, with the cell's values."""
     experiment: Experiment
 
 
@@ -49,17 +49,18 @@ def published_differences(cells: Sequence[SpecOfCell]) -> dict[Path, dict[str, A
 
 
 def warnings_of_cells(cells: Sequence[SpecOfCell], matrix: Matrix) -> Iterator[Issue]:
-    """Yields a warning, at the matrix's line of the objective, if published settings differ."""
+    """Yields a warning, at the objective's line in the matrix, if published settings differ."""
     differing = published_differences(cells)
     axes = {path: axis for axis in ("product", "zip") for path in getattr(matrix, axis)}
     varied = next((path for path in axes if split(path)[0] == "objective"), None)
     if not differing or varied is None:
         return
     yield Issue(
-        "settings that the spec leaves out differ between the cells, as their objectives were published",
+        "settings that the spec leaves out differ between the cells, because their objectives were published with"
+        " different ones",
         path=("matrix", axes[varied], varied),
         given="; ".join(described(path, values) for path, values in differing.items()),
-        hint="write those that are to be the same; `rpg plan --resolved` shows each cell whole",
+        hint="write the settings that should be equal; `rpg plan --resolved` shows each cell completely",
     )
 
 
@@ -72,7 +73,7 @@ def described(path: Path, values: Mapping[str, Any]) -> str:
 
 
 def _fields(experiment: Experiment) -> Iterator[tuple[Path, Any]]:
-    """Yields the values of the sections with published settings; a list is one value."""
+    """Yields the values of the sections with published settings. A list is one value."""
     has_divergence = experiment.objective.needs_reference
     for section in SECTIONS:
         for path, value in _leaves(getattr(experiment, section).model_dump(mode="json"), (section,)):

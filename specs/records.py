@@ -1,4 +1,4 @@
-"""The recorded rows, as plain classes: the single description that trainer and store share.
+"""The recorded rows as plain classes. Trainer and store share this single description.
 
 Every row of a segment carries `run_id` and `attempt` (which start of the trainer wrote it) as columns. Times are UTC.
 The annotations determine the column types: int -> BIGINT, float -> DOUBLE, Float32 -> FLOAT, Int32 -> INTEGER, str ->
@@ -13,7 +13,7 @@ Float32 = NewType("Float32", float)
 Int32 = NewType("Int32", int)
 
 EVALUATION = "evaluation"
-"""Value of `kind` in the documents of a run that evaluates a model; documents of a training run have no `kind`."""
+"""Value of `kind` in the documents of a run that evaluates a model. Documents of a training run have no `kind`."""
 
 
 @dataclass(frozen=True, slots=True)

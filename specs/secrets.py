@@ -21,15 +21,16 @@ HIDDEN = "(hidden)"
 NAMES = "RPG_SECRETS"
 """Environment variable that names further variables whose values are secret, separated by commas."""
 _LEAST_LENGTH = 8
-"""A shorter value is a flag or a number, not a secret; hiding it would hide ordinary text."""
+"""Smallest number of characters of a secret. Shorter values are flags or numbers, and hiding them would hide ordinary
+text."""
 _REFERENCE = re.compile(r"env:(?P<variable>[A-Za-z_][A-Za-z0-9_]*)|file:(?P<file>(?!//)[/~].+)")
 _PASSWORDS = r"PASSWORD|PASSWD|PASSPHRASE|(?<!BY)PASS|(?<=_)PWD|SECRET|AUTH_STRING"
 _PASSWORD_NAME = re.compile(rf"({_PASSWORDS})(_|$)", re.IGNORECASE)
-"""Names of variables in which digits alone are a secret too; in a variable called KEY or TOKEN they are a number. PWD
-is a directory."""
+"""Names of variables whose value is a secret even if it has only digits. In a variable called KEY or TOKEN, digits are
+a number. PWD is a directory."""
 _SECRET_NAME = re.compile(rf"({_PASSWORDS}|TOKEN|CREDENTIALS?|APIKEY|(^|_)KEY|(^|_)PAT)(_|$)", re.IGNORECASE)
 _NAME_OF_OTHERS = re.compile(r"_(FILE|PATH|DIR|ID|NAME)$|^GOOGLE_APPLICATION_CREDENTIALS$", re.IGNORECASE)
-"""Names of variables that refer to a secret's place or owner."""
+"""Names of variables that contain a secret's place or owner, not the secret."""
 _AUTH_NAME = re.compile(r"AUTH_STRING$", re.IGNORECASE)
 """Names of variables whose value is `user:password`, as in Prefect."""
 _SHAPES = (
@@ -41,11 +42,12 @@ _SHAPES = (
     r"eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*",
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
 )
-"""Tokens of Hugging Face, GitHub and GitLab, OpenAI and others, Slack, AWS; JSON web tokens; private keys."""
+"""Patterns of tokens of Hugging Face, GitHub, GitLab, OpenAI and others, Slack and AWS, of JSON web tokens, and of
+private keys."""
 _TOKEN = re.compile("|".join(_SHAPES))
 _URL_PASSWORD = re.compile(r"://[^/\s:@]*:(?!\d+/)(?=(?P<password>\S+)@)")
-"""Password of a URL, up to the last @, since it may contain @ and slashes: the text after the colon unless it is a
-port."""
+"""Pattern of a URL's password: the text after the colon, unless it is a port, up to the last @. A password may contain
+@ and slashes."""
 
 
 class SecretError(RpgError):
@@ -107,7 +109,7 @@ def masked(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def secrets_in(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns the secrets in the variables, in each way that they may be written; the longest first.
+    """Returns the secrets in the variables in all spellings, the longest first.
 
     These are the values of variables that RPG_SECRETS names, and likely secrets. For a URL only the password counts;
     for `user:password` the whole, the password alone, and the base64 form of a request's header.
@@ -125,13 +127,14 @@ def secrets_in(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _passwords_of_urls(value: str) -> Iterator[str]:
-    """Yields candidates for the password of each URL: up to each of the following @, one of which ends it."""
+    """Yields candidates for the password of each URL: the text up to each following @. One of these ends the
+    password."""
     for match in _URL_PASSWORD.finditer(value):
         yield from accumulate(match["password"].split("@"), "{}@{}".format)
 
 
 def _spellings(values: Iterable[str]) -> list[str]:
-    """Returns the values as they are, as in JSON, as in a URL, and as in Python's repr."""
+    """Returns each value as it is, and as spelled in JSON, in a URL, and in Python's repr."""
     ways = {
         way for value in values for way in (value, json.dumps(value)[1:-1], quote(value, safe=""), repr(value)[1:-1])
     }

@@ -1,4 +1,4 @@
-"""Names of segments, the files that hold a run's rows: the trainer writes them, and the store reads them."""
+"""Names of segments, the files with a run's rows. The trainer writes these files, and the store reads them."""
 
 import hashlib
 import io
@@ -19,15 +19,16 @@ class SegmentName:
 
     is_compacted: bool
     number: int
-    """Number of the trainer's start that wrote it; for a compacted segment, how often its rows were merged."""
+    """Number of the trainer's start that wrote the segment. For a compacted segment, the number of times that its rows
+    were merged."""
     first_step: int
     last_step: int
     digest: str
-    """Digest of the content: the first 16 hexadecimal digits of its SHA-256; empty before it is written."""
+    """Digest of the content (the first 16 hexadecimal digits of its SHA-256); empty before it is written."""
     rank: int = 0
     """Rank that wrote the share, from 0."""
     ranks: int = 1
-    """Number of shares. Their rows count only once all shares are on disk."""
+    """Number of shares. Rows count only once all shares are on disk."""
 
     def __str__(self) -> str:
         digest = f"-{self.digest}" if self.digest else ""
@@ -36,7 +37,7 @@ class SegmentName:
         return f"{kind}{self.number:04}-s{self.first_step:06}-{self.last_step:06}{share}{digest}.parquet"
 
     def share(self, rank: int) -> "SegmentName":
-        """Returns the name of another rank's share of the same rows, without the digest, which only its writer
+        """Returns the name of another rank's share of the same rows. It lacks the digest, which only the writer
         knows."""
         return replace(self, digest="", rank=rank)
 
@@ -47,7 +48,7 @@ class SegmentName:
 
     @property
     def stem(self) -> str:
-        """Name up to the digest."""
+        """Returns the name up to the digest."""
         return str(replace(self, digest="")).removesuffix(".parquet")
 
 
@@ -86,5 +87,5 @@ class DigestedFile(io.FileIO):
 
     @property
     def digest(self) -> str:
-        """Digest of the content so far."""
+        """Returns the digest of the content so far."""
         return self._hash.hexdigest()[:16]

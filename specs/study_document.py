@@ -1,4 +1,4 @@
-"""StudyDocument: a study's file as read, its experiment, and the checks that the two fit each other."""
+"""StudyDocument: a study's file as read, its experiment, and the checks that the two fit together."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -45,7 +45,8 @@ from specs.study_space import (
 )
 
 MOST_TRIED = 16
-"""Most candidates of a finite range that are all tried. Of more, only the ends and the second lowest are tried."""
+"""Largest number of candidates of a finite range for which all are tried. If there are more, only the ends and the
+second lowest are tried."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,10 @@ class StudyDocument:
     """Positions in the study's own file."""
 
     warnings: tuple[Issue, ...] = ()
-    """Warnings of settings without effect, in every trial or in the study itself, each at its place."""
+    """Warnings about settings that have no effect, in every trial or in the study itself, each at its place."""
 
     def locate(self, issue: Issue) -> Issue:
-        """Returns the issue with file, line and snippet of the study's file."""
+        """Returns the issue with file, line and snippet from the study's file."""
         return locate(issue, self.positions)
 
     def trial(self, values: Mapping[str, Any]) -> Document:
@@ -105,8 +106,8 @@ class StudyDocument:
         return None
 
     def _changes_nothing(self, path: str, value: Any, params: Params) -> bool:
-        """Returns whether a section means the same as the experiment's own, with its left-out defaults, and with the
-        experiment's values for parameters searched inside it."""
+        """Returns whether a section means the same as the experiment's own. Left-out fields have their defaults, and
+        parameters that are searched inside the section have the experiment's values."""
         if not isinstance(value, dict):
             return False
         inside = {
@@ -182,15 +183,15 @@ def _with_overrides(experiment: Document, study: Study, positions: Positions) ->
 
 
 def _path_issues(study: Study, section: str, check: Callable[[str], Issue | None]) -> list[Issue]:
-    """Returns the issues that `check` finds with the paths in a section of the study, placed at those paths."""
+    """Returns the issues that `check` finds with the paths in a section of the study, each placed at its path."""
     return [
         dataclasses.replace(issue, path=(section, path)) for path in getattr(study, section) if (issue := check(path))
     ]
 
 
 def _no_item_to_search(study: Study, experiment: Document, path: str) -> Issue | None:
-    """Returns the issue with a missing item of a list. Items inside a section that the study sets are checked when a
-    candidate is tried."""
+    """Returns an issue if a path leads to a missing item of a list. Items inside a section that the study sets are
+    checked when a candidate is tried."""
     inside = any(other != path and _containing([other], split(path)) for other in study.parameters)
     return None if inside else no_such_item(experiment.source, split(path))
 
@@ -213,7 +214,7 @@ def _fixed(path: str) -> Issue | None:
 
 
 def _too_many_candidates(study: Study, experiment: Document) -> Iterator[Issue]:
-    """Yields an issue if the candidates are too many to try each in the spec, placed at the longest list."""
+    """Yields an issue, placed at the longest list, if there are too many candidates to try each of them."""
     counts = {path: _num_tried(searched) for path, searched in study.parameters.items()}
     num_values = num_values_of(experiment.source)
     if sum(counts.values()) * num_values > MAX_TRIED_VALUES:
@@ -224,13 +225,13 @@ def _too_many_candidates(study: Study, experiment: Document) -> Iterator[Issue]:
 
 
 def _num_tried(searched: Range) -> int:
-    """Returns the most candidates that `_tried` returns."""
+    """Returns the largest number of candidates that `_tried` returns."""
     return num_candidates(searched) if isinstance(searched, (Choice, Cases)) else MOST_TRIED
 
 
 def _try_candidates(document: StudyDocument) -> tuple[list[Document], list[Issue]]:
-    """Returns trials that together have each candidate of each parameter (for a range its ends), and the issues of
-    impossible ones.
+    """Returns trials that together contain each candidate of each parameter (of a range, its ends), and the issues of
+    impossible candidates.
 
     A candidate is tried with the experiment's own values of the other parameters, or their lowest if the own value is
     outside the space. A conditional parameter is tried with values of the others under which it is searched. Two more
@@ -276,7 +277,7 @@ def _tried(searched: Range) -> list[Any]:
 
 
 def _at_candidate(issue: Issue, varied: str, params: Params, study: Study) -> Issue:
-    """Returns a trial's issue, placed at the parameter that has the value, or else at the varied one.
+    """Returns a trial's issue, placed at the parameter that has the value, else at the varied one.
 
     Args:
         varied: the parameter that the trial varied; empty if all parameters had their lowest or highest value.
@@ -308,13 +309,14 @@ def _at_candidate(issue: Issue, varied: str, params: Params, study: Study) -> Is
 
 
 def _containing(paths: Iterable[str], place: Path) -> str:
-    """Returns the longest of the paths that are the place or above it; empty if there is no such path."""
+    """Returns the longest of the paths that lead to the place or to a section that contains it; empty if there is no
+    such path."""
     above = [path for path in paths if place[: len(split(path))] == split(path)]
     return max(above, key=lambda path: len(split(path)), default="")
 
 
 def _shared_warnings(study: Study, tried: list[Document]) -> Iterator[Issue]:
-    """Yields the warnings that every trial has; those about a varied field are placed at its parameter."""
+    """Yields the warnings that every trial has. A warning about a varied field is placed at its parameter."""
     everywhere = set.intersection(*({(each.path, each.message) for each in trial.warnings} for trial in tried))
     for warning in tried[0].warnings:
         if (warning.path, warning.message) not in everywhere:
@@ -328,8 +330,8 @@ def _shared_warnings(study: Study, tried: list[Document]) -> Iterator[Issue]:
 
 
 def _own_values_outside(document: StudyDocument) -> Iterator[Issue]:
-    """Yields a warning for each own value of the experiment that is outside the space, since the baseline is a trial
-    with these values."""
+    """Yields a warning for each of the experiment's own values that is outside the space. The baseline is a trial with
+    these values."""
     _, outside = document.own_params()
     for path in outside:
         own = document.own_value(path)

@@ -32,8 +32,8 @@ def values_by_name(searched: Choice | Cases) -> list[tuple[Any, Any]]:
 
 
 def bounds(searched: FloatRange | IntRange) -> tuple[Any, Any]:
-    """Returns the lowest and the highest candidate. The highest is below the upper end if the steps do not reach
-    that."""
+    """Returns the lowest and the highest candidate. The highest is below the upper end if the steps do not reach the
+    end."""
     low, high = searched.float if isinstance(searched, FloatRange) else searched.int
     return (low, on_grid(searched, num_candidates(searched) - 1)) if searched.step else (low, high)
 
@@ -69,7 +69,7 @@ def holds(searched: Range, value: Any) -> bool:
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """Returns whether two params are equal: numbers by value (1 is 1.0), all else as written."""
+    """Returns whether two params are equal. Numbers are compared by value (1 is 1.0), everything else as written."""
     if all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in (value, other)):
         # A computed step may differ from the written number in the last digit.
         with suppress(OverflowError):
@@ -84,7 +84,7 @@ def is_among(value: Any, params: Iterable[Any]) -> bool:
 
 
 def wanted_values(condition: Any) -> list[Any]:
-    """Returns the params that an entry of `when` allows, written as a list or as one value."""
+    """Returns the params that an entry of `when` allows. The entry may be a list or one value."""
     return list(condition) if isinstance(condition, (list, tuple)) else [condition]
 
 
@@ -96,7 +96,8 @@ def is_active(searched: Range, params: Mapping[str, Any]) -> bool:
 
 
 def conditions(space: Space, path: str) -> Iterator[tuple[str, str, list[Any]]]:
-    """Yields the conditions for searching the parameter: the condition's owner, its path, and the allowed params.
+    """Yields the conditions for searching the parameter, each as the parameter that has the condition, the path in it,
+    and the allowed params.
 
     A parameter that depends on another is searched only while the other is.
     """
@@ -118,7 +119,7 @@ def allowed_by_conditions(space: Space, path: str) -> dict[str, list[Any]]:
 
 
 def in_order(space: Space) -> list[str]:
-    """Returns the paths, each after those that its `when` names."""
+    """Returns the paths in an order in which each comes after those that its `when` names."""
     ordered: list[str] = []
     while len(ordered) < len(space):
         ready = [path for path in space if path not in ordered and set(space[path].when) <= set(ordered)]
@@ -128,7 +129,7 @@ def in_order(space: Space) -> list[str]:
 
 
 def build(space: Space, choose: Callable[[str], Any]) -> Params:
-    """Returns a trial's params: `choose(path)` for each parameter whose conditions hold under earlier choices."""
+    """Returns a trial's params: `choose(path)` for each parameter whose conditions hold, given the earlier choices."""
     params: Params = {}
     for path in in_order(space):
         if is_active(space[path], params):
@@ -150,8 +151,8 @@ def num_combinations(space: Space) -> int:
 
     @cache
     def count(index: int, inactive: frozenset[str]) -> int:
-        """Returns the number of combinations of the parameters from this one on, given those that can no longer be
-        searched."""
+        """Returns the number of combinations of this and all later parameters, given the parameters that can no longer
+        be searched."""
         if index == len(ordered):
             return 1
         path = ordered[index]
@@ -163,7 +164,7 @@ def num_combinations(space: Space) -> int:
 
 
 def _losses(space: Space, path: str, dependents: frozenset[str]) -> Counter[frozenset[str]]:
-    """Returns, for each set of others that become inactive, the number of a parameter's values with that effect."""
+    """Returns, for each set of other parameters, the number of this parameter's values that make the set inactive."""
     named = [value for value in _values_in_conditions(space, path) if holds(space[path], value)]
     others = num_candidates(space[path]) - len(named)  # with them no condition on it holds
     losses = Counter({dependents: others})
@@ -175,7 +176,7 @@ def _losses(space: Space, path: str, dependents: frozenset[str]) -> Counter[froz
 
 
 def settings(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
-    """Returns the settings in the experiment for the params: path -> value."""
+    """Returns the experiment's settings that the params stand for: path -> value."""
     return {
         path: searched.cases[value] if isinstance(searched := space[path], Cases) else value
         for path, value in params.items()

@@ -21,8 +21,8 @@ _MODULES = {
     "open_record": "record",
     "rebuild": "ingest",
 }
-"""Name -> module that has it, imported at first use: a check whether a process is alive needs no DuckDB, and a query
-needs no Arrow."""
+"""Name -> module that has it. Modules are imported at first use, so that a check whether a process is alive imports no
+DuckDB, and a query imports no Arrow."""
 
 
 def __getattr__(name: str) -> Any:

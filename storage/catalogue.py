@@ -15,7 +15,7 @@ Row = dict[str, Any]
 Rows = dict[str, list[Row]]
 TABLES = ("experiments", "runs", "stages", "attempts", "studies", "trials", "confirmations", "artifacts", "provenance")
 FREED = "freed.json"
-"""File in a run's directory: table -> freed_at and keep_days, once its rows were freed."""
+"""File in a run's directory that says which tables' rows were freed: table -> freed_at and keep_days."""
 
 
 class Documents:
@@ -24,7 +24,7 @@ class Documents:
     def __init__(self, root: Path) -> None:
         self._root = root
         self.problems: list[str] = []
-        """Lines that begin with the document's path in the home."""
+        """Problems found, as lines that begin with the document's path in the home."""
 
     def read(self, path: Path) -> Row:
         """Returns the readable part of a document."""
@@ -34,7 +34,7 @@ class Documents:
 
 
 def read_unit(root: Path, unit: str, documents: Documents, read_segments: Callable[[str], None]) -> Rows:
-    """Returns the rows from a unit's documents. Unreadable parts become NULL, never an error.
+    """Returns the rows from a unit's documents. Unreadable parts become NULL and never cause an error.
 
     Args:
         unit: path of its directory in the home: `runs/ID`, `artifacts/STAGE/FINGERPRINT`, ...
@@ -63,7 +63,7 @@ def read_unit(root: Path, unit: str, documents: Documents, read_segments: Callab
 
 
 def read_attempts(documents: Documents, directory: Path) -> list[Row]:
-    """Returns a run's rows of `attempts`: every start of its trainer, with its last step whose rows still count.
+    """Returns a run's rows of `attempts`: every start of its trainer, with the last step whose rows still count.
 
     A row that attempt a recorded counts if no later attempt resumed from an earlier step than the row's. An attempt
     whose lease has a lower number than that of an earlier attempt began after the run was taken over from it: none of
@@ -145,8 +145,8 @@ def _confirmations(study: Row) -> Iterator[Row]:
 
 
 def _attempt(documents: Documents, path: Path) -> Row:
-    """Returns one start. If its document cannot be read, the file's name gives the number, and it supersedes
-    nothing."""
+    """Returns the row of one start. If its document cannot be read, the number comes from the file's name, and the
+    start supersedes nothing."""
     document = documents.read(path)
     return {
         "attempt": int(path.stem),

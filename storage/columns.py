@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 NATIVE = ("events", "checkpoints", "evaluations")
 """Tables whose rows are copied into the DuckDB file."""
 PARQUET = ("metrics", "rollouts", "tokens", "turns", "evaluation_samples", "evaluation_scores", "drift_samples")
-"""Tables whose rows stay in their segments: millions of them, or long texts."""
+"""Tables whose rows stay in their segments, because there are millions of them or they contain long texts."""
 
 _TYPES: dict[Any, str] = {
     int: "BIGINT",

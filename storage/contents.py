@@ -1,4 +1,4 @@
-"""The content of segments: their footers, with checks, and their rows, as Arrow tables."""
+"""The content of segments: their checked footers, and their rows as Arrow tables."""
 
 import json
 import stat
@@ -23,7 +23,7 @@ from storage.columns import arrow_schema
 from storage.segments import BadSegmentError, Segment
 
 _MOST_NAMES = 64 << 20
-"""Most bytes of the list of segments that a compacted one replaces."""
+"""Largest size in bytes of the list of segments that a compacted segment replaces."""
 MERGED = b"rpg.merged"
 """Key of a compacted segment's metadata: the names of all segments whose rows are in it."""
 
@@ -40,7 +40,7 @@ class Footer:
 
 
 def merged_away(root: Path, segments: Iterable[Segment]) -> set[str]:
-    """Returns the keys of a run's segments whose rows are in a compacted one: they no longer count, and may be
+    """Returns the keys of a run's segments whose rows are in a compacted segment. They no longer count, and may be
     deleted."""
     listed = list(segments)
     merged = _merged_names(root, listed)
@@ -48,8 +48,8 @@ def merged_away(root: Path, segments: Iterable[Segment]) -> set[str]:
 
 
 def half_written(root: Path, segments: Iterable[Segment]) -> set[str]:
-    """Returns the keys of shares without another rank's share, on disk or in a compacted segment: they do not count
-    yet.
+    """Returns the keys of shares that do not count yet, because another rank's share is neither on disk nor in a
+    compacted segment.
 
     The read may have come between the writes of two ranks; or the run was killed between them, and the shares never
     count.
@@ -98,8 +98,8 @@ def lost(root: Path, run_id: str, before: Iterable[Segment], listed: Sequence[Se
 
 
 def left_out(directory: Path) -> set[str]:
-    """Returns the tables that a run's settings exclude from the record, and those whose rows were freed after their
-    days."""
+    """Returns the tables that a run's settings exclude from the record, and those whose rows were freed after
+    `keep_days`."""
     records = [read_document(path).get("record", {}) for path in numbered(directory / "attempts")]
     return {table for record in records for table in record if record[table] == "none"}.union(
         read_document(directory / FREED)
@@ -132,7 +132,7 @@ def _merged_names(root: Path, listed: Sequence[Segment], *, alone: bool = False)
 
 @lru_cache(maxsize=2**17)
 def inspect(root: Path, segment: Segment) -> Footer:
-    """Returns a segment's footer. Reads it once in a process, since a segment never changes.
+    """Returns a segment's footer. A process reads it only once, because a segment never changes.
 
     Raises:
         BadSegmentError: the file is truncated or not Parquet, or has wrong columns or a wrong run.
@@ -169,13 +169,13 @@ def read_merged(value: bytes) -> frozenset[str]:
 
 
 def read(root: Path, segment: Segment) -> pa.Table:
-    """Returns all rows of a segment, see `read_groups`."""
+    """Returns all rows of a segment; see `read_groups`."""
     groups = list(read_groups(root, segment))
     return pa.concat_tables(groups) if groups else arrow_schema(segment.table).empty_table()
 
 
 def read_groups(root: Path, segment: Segment) -> Iterator[pa.Table]:
-    """Yields the rows of a segment, one row group at a time, with the present columns; a column that an older file
+    """Yields the rows of a segment, one row group at a time, with the present columns. A column that an older file
     lacks is NULL.
 
     Raises:
@@ -200,7 +200,7 @@ def read_groups(root: Path, segment: Segment) -> Iterator[pa.Table]:
 
 
 def is_damaged(root: Path, pack: str) -> bool:
-    """Returns whether a pack's content differs from the digest in its name. `pack`: its path, relative to the home.
+    """Returns whether a pack's content disagrees with the digest in its name. `pack`: its path, relative to the home.
 
     Raises:
         FileNotFoundError: the pack was deleted meanwhile.
@@ -233,8 +233,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _require_run(file: pq.ParquetFile, run_id: str) -> None:
-    """Raises unless the first rows are of the run in whose directory the file is; uses the file's statistics if it
-    has any."""
+    """Raises an error unless the first rows belong to the run in whose directory the file is. Uses the file's
+    statistics if it has any."""
     if not file.metadata.num_rows:
         return
     group = file.metadata.row_group(0)
@@ -250,7 +250,7 @@ def _require_run(file: pq.ParquetFile, run_id: str) -> None:
 
 
 def _same_columns(schema: pa.Schema, expected: pa.Schema) -> bool:
-    """Returns whether names and types agree; whether a column may be NULL does not matter to a reader."""
+    """Returns whether names and types agree. Whether a column may be NULL does not matter to a reader."""
     return [(field.name, field.type) for field in schema] == [(field.name, field.type) for field in expected]
 
 

@@ -1,4 +1,4 @@
-"""The DuckDB file: an index that can be rebuilt from the segments. It is never written in place.
+"""The DuckDB file, an index that can be rebuilt from the segments. It is never written in place.
 
 An ingest works on a copy and publishes the copy by a rename. So readers of the old file keep it open, no process waits,
 and a killed ingest leaves only its copy.
@@ -25,7 +25,7 @@ from storage.columns import columns
 _HERE = Path(__file__).parent
 _log = logging.getLogger("storage")
 _ROWS_AT_ONCE = 20_000
-"""Rows in one insert as JSON, so that their text stays small."""
+"""Number of rows in one insert as JSON, so that its text stays small."""
 
 
 def database_path(root: Path) -> Path:
@@ -34,8 +34,8 @@ def database_path(root: Path) -> Path:
 
 
 def has_index(root: Path) -> bool:
-    """Returns whether a home can have an index. DuckDB reads the part after a `?` in a database's path as options,
-    and would put its log into another directory. Queries of such a home read the segments."""
+    """Returns whether a home can have an index. It cannot if its path contains `?`: DuckDB would read the rest of the
+    path as options, and put its log into another directory. Queries of such a home read the segments."""
     return "?" not in str(root)
 
 
@@ -45,7 +45,7 @@ def packs_path(root: Path) -> Path:
 
 
 def has_pack(root: Path, pack: str, num_bytes: int) -> bool:
-    """Returns whether a pack's file exists with its size. `pack`: its path, relative to the home."""
+    """Returns whether a pack's file exists with the expected size. `pack`: its path, relative to the home."""
     try:
         return (root / pack).stat().st_size == num_bytes
     except OSError:
@@ -75,13 +75,13 @@ def schema_version() -> str:
 
 
 def quoted(text: object) -> str:
-    """Returns a SQL string literal. The product's own queries use literals: DuckDB's first bound parameter imports
-    pandas, if installed, for a fifth of a second."""
+    """Returns a SQL string literal. The product's own queries use literals, because DuckDB's first bound parameter
+    imports pandas, if it is installed, which takes a fifth of a second."""
     return "'" + str(text).replace("'", "''") + "'"
 
 
 def file_literal(path: object) -> str:
-    """Returns a SQL string literal that matches only this file: DuckDB's readers treat a path as a pattern."""
+    """Returns a SQL string literal that matches only this file, because DuckDB's readers treat a path as a pattern."""
     return quoted(as_pattern(path))
 
 
@@ -135,7 +135,7 @@ def create(root: Path) -> duckdb.DuckDBPyConnection:
 
 
 def create_tables(connection: duckdb.DuckDBPyConnection, schema: str) -> None:
-    """Creates the tables of schema.sql and catalogue.sql, empty, in a schema of their own."""
+    """Creates the empty tables of schema.sql and catalogue.sql in their own schema."""
     connection.execute(f"CREATE SCHEMA {schema}; SET schema = '{schema}'")
     connection.execute(sql("schema.sql"))
     connection.execute(sql("catalogue.sql"))
@@ -189,7 +189,7 @@ def discard_working_copy(root: Path) -> None:
 
 
 def insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: list[dict[str, Any]]) -> None:
-    """Inserts rows, whose keys are names of columns: unknown keys are left out, missing ones are NULL."""
+    """Inserts rows, whose keys are names of columns. Unknown keys are left out, and missing ones are NULL."""
     if not rows:
         return
     described = connection.execute(f"SELECT column_name, column_type FROM (DESCRIBE {table})").fetchall()
@@ -203,7 +203,7 @@ def insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: list[di
 
 
 def insert_plain_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: list[dict[str, Any]]) -> None:
-    """Inserts rows of only numbers and texts, about ten times as fast."""
+    """Inserts rows that contain only numbers and texts, about ten times as fast as `insert_rows`."""
     if rows:
         import pyarrow as pa  # here, so that a query that reads no segment starts sooner
 

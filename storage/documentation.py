@@ -1,4 +1,5 @@
-"""Meaning of every table, view and column: one text for the pages of the documentation and the database's comments.
+"""The meaning of every table, view and column. The pages of the documentation and the database's comments share these
+texts.
 
 The text of a recorded table is in its row class in specs/records.py, the metrics' text in specs/metrics.py. The text of
 another table, of a view, or of a column that a view adds to its table is in the SQL file that creates it: above the
@@ -21,7 +22,7 @@ from storage.database import quoted, sql
 
 SQL_FILES = ("catalogue.sql", "queries/views.sql")
 SHARED = ("run_id", "experiment", "seed")
-"""Columns with the same meaning as in `runs` everywhere, unless they have a text of their own."""
+"""Columns that have the same meaning as in `runs` everywhere, unless they have their own text."""
 _STATEMENT = re.compile(r'CREATE (?:TABLE|VIEW) "?([\w.]+)"? ')
 _COLUMN_ABOVE = re.compile(r"--   (\w+): (.*)")
 _COLUMN_BESIDE = re.compile(r' +"?(\w+)"? .*?-- (.*)')
@@ -29,7 +30,7 @@ _COLUMN_BESIDE = re.compile(r' +"?(\w+)"? .*?-- (.*)')
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Subject of a table or view, and the meaning of its columns."""
+    """The description of a table or view and of its columns."""
 
     about: str
     columns: dict[str, str]
@@ -66,7 +67,7 @@ def comments(columns: Iterable[tuple[str, str, bool]]) -> Iterator[str]:
 
 
 def comment(connection: duckdb.DuckDBPyConnection) -> None:
-    """Adds comments to the tables and views of a connection's own schema, and to their columns."""
+    """Adds comments to the tables and views of a connection's schema, and to their columns."""
     of_each = connection.execute(
         "SELECT table_name, column_name, table_oid IN (SELECT view_oid FROM duckdb_views()) FROM duckdb_columns()"
         " WHERE database_name = current_database() AND schema_name = 'main' AND NOT internal"
@@ -76,7 +77,7 @@ def comment(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def metric_names() -> str:
-    """Returns the view `metric_names`, a row for each metric that a step may record, as a SELECT."""
+    """Returns the view `metric_names` as a SELECT. It has a row for each metric that a step may record."""
     columns = ("name", "title", "unit", "better", "least", "most", "recorded_with", "meaning")
     rows = (", ".join(_literal(getattr(metric, name)) for name in columns) for metric in metrics.METRICS)
     values = ", ".join(f"({row})" for row in rows)

@@ -11,15 +11,15 @@ from specs.errors import RpgError
 _MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
 _SHUT = ("file system operations are disabled", "disabled by configuration", "disabled through configuration")
 _OF_FILES = (duckdb.Error, duckdb.IOException, duckdb.InternalException, duckdb.FatalException)
-"""Errors that a damaged or missing file raises. (A damaged page header raises a bare Error.)"""
+"""DuckDB's errors for a damaged or missing file. (A damaged page header raises a bare Error.)"""
 
 
 class QueryError(RpgError):
-    """The user's SQL cannot run. `str()` is the whole message, shown unchanged."""
+    """Error for a user's SQL that cannot run. `str()` is the whole message, which is shown unchanged."""
 
 
 def explain(connection: duckdb.DuckDBPyConnection, error: duckdb.Error) -> str:
-    """Returns the message to show. For a missing table it has the nearest name and the list of existing ones."""
+    """Returns the message to show. For a missing table it includes the nearest name and the list of existing tables."""
     text = str(error).strip()
     if missing := _MISSING_TABLE.search(text):
         return _missing_table(connection, missing[1])

@@ -1,4 +1,4 @@
-"""A run's rows as plain Parquet files, for programs without knowledge of this store."""
+"""Export of a run's rows as plain Parquet files, for programs that do not know this store."""
 
 from pathlib import Path
 

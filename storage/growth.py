@@ -1,4 +1,5 @@
-"""New steps of a run that trains, from its own files: a reader that follows many runs asks often."""
+"""Reading of new steps of a run that trains from its own files. This is fast enough for a reader that follows many
+runs."""
 
 from pathlib import Path
 

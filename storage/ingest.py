@@ -35,10 +35,10 @@ from storage.units import (
 
 _log = logging.getLogger("storage")
 _UNITS_AT_ONCE = 256
-"""Most units whose rows are in memory together."""
+"""Largest number of units whose rows are in memory at the same time."""
 _WITH_MERGED = "SELECT unit FROM store.recorded.units WHERE has_merged"
 _OVER = (*FINAL, "crashed")
-"""Statuses of a run without a live process; a crashed one may be resumed."""
+"""Statuses of a run without a live process. A crashed run may be resumed."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Ingested:
     segments: int = 0
     """Number of segments that are new in the index."""
     removed: int = 0
-    """Number of segments that are gone from the index: deleted, changed, or merged into others."""
+    """Number of segments that are no longer in the index: deleted, changed, or merged into others."""
     merged: int = 0
     """Number of segments that were merged."""
     skipped: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ def ingest(
 
 
 def rebuild(home_root: Path) -> Ingested:
-    """Rebuilds the database from the run directories. The old one serves readers until the new one is complete."""
+    """Rebuilds the database from the run directories. Readers use the old one until the new one is complete."""
     root = Path(home_root).absolute()
     if not database.has_index(root):
         hint = "queries read the runs' files, which takes longer; move the home to have an index"
@@ -103,8 +103,8 @@ def rebuild(home_root: Path) -> Ingested:
 
 
 def compact(home_root: Path, run_ids: Collection[str] = (), *, keep_seconds: float = KEEP_SECONDS) -> Ingested:
-    """Merges the segments of ended runs into one file for each table and run, packs the small ones of these, and
-    deletes segments from earlier merges.
+    """Merges the segments of ended runs into one file for each table and run, packs the small merged files, and deletes
+    segments from earlier merges.
 
     Args:
         run_ids: the runs to compact; empty means all.
@@ -132,7 +132,7 @@ def _lock(root: Path, wait_seconds: float) -> FileLock:
 
 
 class _Index:
-    """The published index, while an ingest makes the next one: one connection for all its queries.
+    """A connection to the published index, for all queries of an ingest that makes the next index.
 
     A missing, damaged or other version's index counts as empty.
     """
@@ -152,7 +152,7 @@ class _Index:
         return self._texts(f"SELECT run_id FROM store.recorded.runs WHERE status IN {_OVER}")
 
     def left_unmerged(self, but: str) -> str | None:
-        """Returns a run without a live process whose segments in the index need a merge; None without such a run.
+        """Returns a run without a live process whose segments in the index need a merge; None if there is no such run.
 
         Chooses at random: a run that cannot be merged does not block the others.
         """
@@ -169,7 +169,7 @@ class _Index:
         return [unit.removeprefix("runs/") for unit in self._texts(_WITH_MERGED)]
 
     def stamps(self) -> dict[str, str | None] | None:
-        """Returns the units in the index, and their stamps; None if it is unusable.
+        """Returns the units in the index, and their stamps; None if the index is unusable.
 
         A unit with merged segments has no stamp: they may have been deleted.
         """
@@ -214,8 +214,7 @@ def _ingested(
     keep_seconds: float = KEEP_SECONDS,
 ) -> Ingested:
     """
-    Args:
-        indexed: the units in the index, and their stamps; None rebuilds the index.
+    Updates the index, or rebuilds it without `indexed`. Args: indexed: the units in the index, and their stamps.
     """
     merged = sum(done.num_merged for done in compacted)
     if not database.has_index(root):
@@ -264,7 +263,7 @@ def _remove(connection: duckdb.DuckDBPyConnection, units: list[str]) -> None:
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, root: Path, units: list[Unit]) -> list[KnownSegment]:
-    """Adds the units' rows. Returns their segments, with the problems found."""
+    """Adds the units' rows. Returns the units' segments, with the problems found."""
     for table in catalogue.TABLES:
         rows = [row for unit in units for row in unit.rows.get(table, ())]
         database.insert_rows(connection, f"recorded.{table}", rows)
@@ -308,8 +307,8 @@ def _insert_copied(connection: duckdb.DuckDBPyConnection, table: str, parts: lis
 
 
 def _rewards(root: Path, units: list[Unit]) -> list[catalogue.Row]:
-    """Returns the rows of the summary of runs. A run with unreadable metrics has none: readers read them and report
-    the damage."""
+    """Returns the rows of the summary of runs. A run with unreadable metrics has no rows, so that readers read the
+    metrics and report the damage."""
     runs = [unit for unit in units if unit.path.startswith("runs/")]
     if not runs:
         return []
@@ -362,7 +361,7 @@ def _name_segments(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
 
 
 def _whole(root: Path, entries: Iterable[KnownSegment]) -> list[KnownSegment]:
-    """Returns the segments whose files exist and have intact footers: DuckDB refuses a view over any other."""
+    """Returns the segments whose files exist and have intact footers. DuckDB refuses a view over other files."""
     whole = []
     for entry in entries:
         with contextlib.suppress(BadSegmentError, FileNotFoundError):

@@ -34,7 +34,7 @@ PACKAGES = (
     "triton",
     "vllm",
 )
-"""Packages that a result may depend on; the attempt's document lists every installed one."""
+"""Packages that a result may depend on. The attempt's document lists all installed packages."""
 
 
 _as_json = json.JSONEncoder(ensure_ascii=False).encode
@@ -62,7 +62,7 @@ def unit_provenance(root: Path, unit: str) -> list[Row]:
 
 
 def input_manifest(root: Path, directory: Path, stage: str) -> Row:
-    """Returns the manifest of the data or the base model that a run was made from; {} if neither home nor run has it.
+    """Returns the manifest of the data or base model that a run used; {} if neither the home nor the run has it.
 
     Args:
         root: the home.

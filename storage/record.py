@@ -1,4 +1,4 @@
-"""The record for a notebook: `open_record`, one snapshot until `refresh`."""
+"""The record for notebooks, opened by `open_record`. It shows one snapshot until `refresh`."""
 
 import os
 import re
@@ -23,7 +23,7 @@ class ServerRecord(Protocol):
 
     @property
     def root(self) -> Path:
-        """Root directory of the home with the copy."""
+        """Returns the root directory of the home with the copy."""
         ...
 
     def refresh(self, tables: Collection[str]) -> None:
@@ -36,13 +36,13 @@ class ServerRecord(Protocol):
 
 
 class Record:
-    """Everything that runs have recorded, in its state at the first query, until `refresh`.
+    """Everything that runs have recorded, in the state at the first query. `refresh` moves to a later state.
 
     Threads may share a record; their queries run one after another.
     """
 
     def __init__(self, store: Store, server: ServerRecord | None = None) -> None:
-        """`server`: the server whose record the store's home copies, if any."""
+        """Args: server: the server whose record the store's home copies, if any."""
         self._store = store
         self._server = server
         self._fetched = {*TABLES} - {*LARGE_TABLES}
@@ -88,8 +88,8 @@ class Record:
 
 
 def _open_server(url: str) -> ServerRecord:
-    """Returns the record of a Prefect server, by the entry point of the package that accesses servers: this one does
-    not.
+    """Returns the record of a Prefect server, through the entry point of the package that accesses servers. This
+    package does not.
 
     Raises:
         RpgError: no installed package has such an entry point; or the server does not name the address of its record.

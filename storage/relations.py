@@ -1,5 +1,4 @@
-"""Definitions of a connection's views: each recorded table as a SELECT over its segments, and the views based on
-them."""
+"""Definitions of a connection's views: a SELECT over segments for each recorded table, and the views based on these."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -29,14 +28,15 @@ class View:
 
     select: str
     over: tuple[str, ...]
-    """The views that must be created before it, in that order."""
+    """The views that must be created before this view, in that order."""
     tables: frozenset[str]
-    """The tables recorded in segments, or made from them, that it finally reads."""
+    """The tables, recorded in segments or made from them, that this view reads in the end."""
 
 
 @cache
 def views() -> dict[str, View]:
-    """Returns the views by name, in an order of creation: those of views.sql, and the metrics' names."""
+    """Returns the views by name, in the order in which they can be created: those of views.sql, and that of the
+    metrics' names."""
     made: dict[str, View] = {}
     for name, select in _STATEMENT.findall(database.sql("queries/views.sql")):
         words = re.findall(r"[\w.]+", select)
@@ -61,7 +61,7 @@ class Pack:
 
 
 def known_packs(connection: duckdb.DuckDBPyConnection, schema: str, table: str, unit_holds: str) -> list[Pack]:
-    """Returns a table's packs in an index, without packs of which no row counts.
+    """Returns a table's packs in an index. Packs without a row that counts are left out.
 
     Args:
         unit_holds: SQL that is true for a row whose unit matches the index; the row has a `run_id`.
@@ -108,7 +108,7 @@ def in_segments(
 
 
 def _read_packs(root: Path, packs: Iterable[Pack]) -> Iterator[str]:
-    """Yields a SELECT for each set of packs in which the same rows count."""
+    """Yields a SELECT for each set of packs whose counting rows are selected in the same way."""
     paths_where: dict[str, list[str]] = {}
     for pack in packs:
         conditions = [f"run_id NOT IN ({', '.join(map(database.quoted, pack.without))})"] if pack.without else []
@@ -120,7 +120,7 @@ def _read_packs(root: Path, packs: Iterable[Pack]) -> Iterator[str]:
 
 
 def rewards(metrics: str) -> str:
-    """Returns the summary's rows for some rows of `metrics`, both as a SELECT."""
+    """Returns a SELECT of the summary's rows, given a SELECT of rows of `metrics`."""
     return f"WITH metrics AS ({metrics}) {database.sql('queries/rewards.sql')}"
 
 

@@ -14,7 +14,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]+")
 
 
 class BadSegmentError(Exception):
-    """A file cannot be read as a segment of its table. The message says why."""
+    """Error for a file that cannot be read as a segment of its table. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +36,29 @@ class Segment:
 
     @property
     def parsed(self) -> SegmentName:
-        """Parts of the file's name; the name of an evaluate stage's file has none."""
+        """Returns the parts of the file's name; empty for a file of an evaluate stage, whose name has none."""
         return parse_segment_name(self.name) or SegmentName(False, 0, 0, 0, "")
 
     @property
     def is_of_evaluate_stage(self) -> bool:
-        """Whether an evaluate stage published the file, not the trainer."""
+        """Whether an evaluate stage, and not the trainer, published the file."""
         return "/evaluate/" in self.key
 
     def is_as(self, other: "Segment") -> bool:
-        """Returns whether this file is the same as an earlier one: by the digest in its name, else by its
+        """Returns whether this file is the same as an earlier one, judged by the digest in its name, else by its
         modification time."""
         here, before = (self.key, self.num_bytes), (other.key, other.num_bytes)
         return here == before and bool(self.parsed.digest or self.modified_ns == other.modified_ns)
 
 
 def run_segments(root: Path, run_id: str) -> list[Segment]:
-    """Returns every file of one run with a segment's name, ordered by path; those that were merged into others too."""
+    """Returns all files of a run that have a segment's name, ordered by path, including those that were merged into
+    others."""
     return [segment for segment, is_named in _candidates(root, run_id) if is_named]
 
 
 def misnamed_files(root: Path, run_id: str) -> list[str]:
-    """Returns the paths, relative to the home, of a run's files in the segments' directories without a segment's
+    """Returns the paths, relative to the home, of files in a run's segment directories that do not have a segment's
     name."""
     return [segment.key for segment, is_named in _candidates(root, run_id) if not is_named]
 
@@ -86,7 +87,7 @@ def _segment(root: Path, entry: "os.DirEntry[str]", table: str, run_id: str) -> 
 
 
 def entries(directory: Path) -> "list[os.DirEntry[str]]":
-    """Returns a directory's entries by name, without hidden ones: those are still being written."""
+    """Returns a directory's entries by name, without hidden ones, which are still being written."""
     try:
         with os.scandir(directory) as scanned:
             published = (e for e in scanned if not e.name.startswith(".") and not e.name.endswith(".tmp"))

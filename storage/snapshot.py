@@ -65,14 +65,14 @@ class Snapshot:
         unknown = ("", list[str]())
         changed = {unit: stamp for unit, stamp in stamps.items() if indexed.get(unit, unknown)[0] != stamp}
         self.num_unknown = sum(indexed.get(unit, unknown)[0] is not None for unit in changed)
-        """Number of units whose present state is not in the index, without those that change all the time."""
+        """Number of units whose present state is not in the index, not counting those that change all the time."""
         fresh = read_units(root, changed, self._known(of_units(changed)) if changed else {})
         self._outdated = {*changed, *(indexed.keys() - stamps.keys())}
         self._fresh = [entry for unit in fresh for entry in unit.segments]
         self._damaged = dict(damaged or {})
         self._create_catalogue([unit.rows for unit in fresh])
         self._without_provenance = [unit.path for unit in fresh]
-        """Units whose rows of `provenance` are in no table yet: few queries need them."""
+        """Units whose rows of `provenance` are not in a table yet, because few queries need them."""
         self._made: set[str] = set()
         self._make(name for name, view in views().items() if not view.tables)
         skipped = [line for unit, (_, lines) in indexed.items() if unit not in self._outdated for line in lines]
@@ -88,7 +88,7 @@ class Snapshot:
         self.connection.close()
 
     def provide(self, sql: str) -> None:
-        """Creates the tables and views that a query names; all of them if it asks which exist."""
+        """Creates the tables and views that a query names, or all of them if the query asks which exist."""
         named = set(views()) if _ABOUT_TABLES.search(sql) else _views_in(sql)
         if "provenance" in named:
             self._read_provenance()
@@ -131,7 +131,7 @@ class Snapshot:
         self._without_provenance = []
 
     def _stored(self, table: str, unit: str) -> str:
-        """Returns the rows of an index's table that are still valid. `unit`: SQL for the unit of a row."""
+        """Returns the still valid rows of an index's table. `unit`: SQL for the unit of a row."""
         return f"SELECT * FROM store.recorded.{table} WHERE {self._holds(unit)}"
 
     def _holds(self, unit: str) -> str:
@@ -150,7 +150,8 @@ class Snapshot:
             self._made.add(name)
 
     def _relation(self, table: str) -> str:
-        """Returns the rows of a table that is recorded in segments: those copied into the index, and those in files."""
+        """Returns the rows of a table that is recorded in segments, both those copied into the index and those in
+        files."""
         if table == SUMMARY:
             made = rewards(self._in_files("metrics", self._entries(SUMMARY)))
             return f"{self._stored(SUMMARY, UNIT_OF_RUN)} UNION ALL BY NAME ({made})" if self._attached else made
@@ -175,8 +176,8 @@ class Snapshot:
         return in_segments(table, self.root, current, other, () if table in NATIVE else self._resumed(), packs)
 
     def _entries(self, table: str, packs: Iterable[Pack] = ()) -> list[KnownSegment]:
-        """Returns a table's segments that are in none of these packs; for the summary those of runs that it lacks in
-        the index."""
+        """Returns a table's segments that are not in these packs. For the summary, returns those of runs that the
+        index's summary lacks."""
         if table == SUMMARY:
             indexed = self._indexed(
                 "table_name = 'metrics' AND run_id NOT IN (SELECT run_id FROM store.recorded.rewards)"
@@ -188,12 +189,13 @@ class Snapshot:
         return [*indexed, *(entry for entry in self._fresh if entry.segment.table == table)]
 
     def _indexed(self, condition: str) -> list[KnownSegment]:
-        """Returns the valid segments of the index that meet a condition in SQL."""
+        """Returns the valid segments in the index that meet a condition in SQL."""
         known = self._known(condition).values()
         return [entry for entry in known if f"runs/{entry.segment.run_id}" not in self._outdated]
 
     def _is_listed(self, key: str, problem: str) -> bool:
-        """Returns whether the file must be left out: a missing one may no longer be listed."""
+        """Returns whether answers must leave out the file. That is not so for a missing file that the index no longer
+        lists."""
         return problem != GONE or bool(self._indexed(f"key = {database.quoted(key)}"))
 
     def _known(self, condition: str) -> dict[str, KnownSegment]:
@@ -205,7 +207,7 @@ class Snapshot:
 
 
 def _views_in(sql: str) -> set[str]:
-    """Returns the views whose names are words of a query: those that it reads, and possibly others."""
+    """Returns the views whose names occur as words in a query: those that it reads, and possibly others."""
     return set(re.findall(r"\w+", sql.lower())) & views().keys()
 
 
@@ -215,13 +217,13 @@ def _read_for(sql: str) -> set[str]:
 
 
 def _tables_in(sql: str) -> set[str]:
-    """Returns the tables that a query may read, without the summary, which an ingest makes."""
+    """Returns the tables that a query may read, except the summary, which an ingest makes."""
     return _read_for(sql) - {SUMMARY}
 
 
 def find_damage(snapshot: Snapshot, sql: str, error: duckdb.Error) -> dict[str, str]:
-    """Returns the damaged or missing files behind a query's error, by key: those that the error names, or else those
-    found among all that the query reads."""
+    """Returns the damaged or missing files behind a query's error, by key: those that the error names, else those found
+    among all files that the query reads."""
     from storage.contents import is_damaged, read
 
     packs, segments = snapshot.packs_of(sql), snapshot.segments_of(sql)

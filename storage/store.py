@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer")
 _ATTEMPTS = 8
-"""Attempts of a query: files may disappear between the listing of the directories and the read."""
+"""Number of attempts of a query, because files may disappear after the directories were listed."""
 _MOST_UNKNOWN = 20
-"""Most units that a reader reads itself; if there are more, it starts an ingest."""
+"""Largest number of units that a reader reads itself. If there are more, it starts an ingest."""
 _MOVED = "a file was removed while it was being queried: earlier answers were of an earlier moment than this one"
 
 
@@ -41,16 +41,16 @@ class Result:
 
     table: "pa.Table"
     warnings: tuple[str, ...] = ()
-    """Segments that were left out because they are damaged, one line each, and a line if the snapshot was renewed."""
+    """A line for each segment that was left out because it is damaged, and a line if the snapshot was renewed."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns' names in order. Names may repeat."""
+        """Returns the names of the columns, in order. Names may repeat."""
         return tuple(self.table.column_names)
 
     @cached_property
     def rows(self) -> list[tuple[Any, ...]]:
-        """The rows as plain Python values. Times are UTC, with their time zone."""
+        """Returns the rows as plain Python values. Times are UTC, with their time zone."""
         if not self.table.num_columns:
             return []
         return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
@@ -74,7 +74,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Stream:
-    """The answer to a query as a stream: its rows can be read once, in one of three forms."""
+    """The answer to a query as a stream. Its rows can be read once, in one of three forms."""
 
     _statement: Statement
     warnings: tuple[str, ...]
@@ -82,11 +82,11 @@ class Stream:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns' names in order. Names may repeat."""
+        """Returns the names of the columns, in order. Names may repeat."""
         return self._statement.columns
 
     def rows(self) -> Iterator[list[tuple[Any, ...]]]:
-        """Returns the rows as plain Python values, some thousand at a time. Times are UTC, with their time zone."""
+        """Returns the rows as plain Python values, a few thousand at a time. Times are UTC, with their time zone."""
         return self._statement.rows()
 
     def texts(self) -> Iterator[list[str]] | None:
@@ -96,12 +96,12 @@ class Stream:
         return ([text for (text,) in rows] for rows in self._statement.rows())
 
     def batches(self) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
-        """Returns the rows as Arrow's batches instead, and the columns' types."""
+        """Returns the rows as Arrow batches, and the columns' types."""
         return self._statement.batches()
 
 
 class Store:
-    """Everything recorded under one home directory, ingested or not, in its state at one moment.
+    """Everything that is recorded under one home directory, ingested or not, in its state at one moment.
 
     The first query takes a snapshot, and every query sees that moment until `refresh` or `close`. No process waits
     meanwhile: runs continue recording, and an ingester replaces the database's file without touching the open one. Only
@@ -118,7 +118,7 @@ class Store:
         self._remove_scratch: Callable[[], object] = lambda: None
         """Removes the temporary files of the snapshot's connection."""
         self._answered = False
-        """Whether a query was answered since the store was opened or refreshed."""
+        """Whether a query has been answered since the store was opened or refreshed."""
         self._moved = False
         """Whether a new snapshot was taken since then."""
         self._turn = threading.Lock()
@@ -156,7 +156,7 @@ class Store:
 
     @contextlib.contextmanager
     def stream(self, sql: str, params: Params = (), form: Form | None = None) -> Iterator["Stream"]:
-        """Runs one read-only statement, for an answer that need not fit into memory: its rows come in batches.
+        """Runs one read-only statement. The rows come in batches, so that the answer need not fit into memory.
 
         With a `form`, DuckDB writes each row as text if it can: see `Stream.texts`. Other queries of this store wait
         until it ends. Raises like `query`, also while the batches are read.
@@ -169,14 +169,15 @@ class Store:
                 raise QueryError(f"{error}\n  hint: a file was removed or is damaged; ask again") from error
 
     def ingest(self) -> "Ingested":
-        """Loads rows that are not in the database yet; waits for another ingester. The snapshot stays unchanged."""
+        """Loads rows that are not in the database yet, and waits if another process is ingesting. The snapshot stays
+        unchanged."""
         from storage.ingest import ingest
 
         return ingest(self.root)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Runs one statement at a time, which ends with the block."""
+        """Makes sure that only one statement runs at a time. It ends with the block."""
         with self._turn:
             try:
                 yield
@@ -243,7 +244,7 @@ class Store:
 
 def _require(package: str) -> None:
     if find_spec(package) is None:
-        raise ImportError(f"this needs {package}: `pip install {package}`; `.arrow()` and `.rows` need nothing more")
+        raise ImportError(f"this needs {package}: `pip install {package}`; `.arrow()` and `.rows` need no package")
 
 
 def _plain_integers(table: "pa.Table") -> "pa.Table":

@@ -1,4 +1,4 @@
-"""Units, the directories with documents in a home: runs, experiments, studies and artifacts.
+"""Units: the directories with documents in a home, which are runs, experiments, studies and artifacts.
 
 Documents are replaced by renaming, so that a unit's directory changes its modification time whenever one of its
 documents changes. A reader compares that time with the one in the index and reads only units that differ: checking
@@ -24,21 +24,21 @@ from storage.database import quoted_list
 from storage.segments import BadSegmentError, Segment, entries, run_segments
 
 _SETTLED_NS = 2_000_000_000
-"""Time in ns after a directory's change in which another change may not show in its modification time."""
+"""Time in ns after a directory's change during which another change may leave its modification time unchanged."""
 UNIT_OF_RUN = "'runs/' || run_id"
 """SQL: the unit of a row's run."""
 GONE = "the file is gone"
-"""The problem of a segment that the index had, and that is gone without a replacement."""
+"""The problem of a segment that was in the index and is gone without a replacement."""
 _PARTS = ("attempts", "leases", "evaluate", "segments", *(f"segments/{table}" for table in TABLES))
-"""Directories of a run that may change without a change of the run's own modification time."""
+"""Directories of a run that may change although the modification time of the run's own directory does not."""
 _PLACES = {part: place for place, part in enumerate(_PARTS)}
 _PLACES_OF = {
     table: {_PLACES["segments"], _PLACES[f"segments/{table}"], *([_PLACES["evaluate"]] if table in EVALUATED else [])}
     for table in TABLES
 }
-"""Table -> the places in `_PARTS` in which its files appear and disappear."""
+"""Table -> indices into `_PARTS` of the directories in which its files appear and disappear."""
 _HAS_ENDED = " ended"
-"""Suffix of the stamp of a run that has ended: only a new attempt, or a manual edit, changes it."""
+"""Suffix of the stamp of a run that has ended. Only a new attempt, or a manual edit, changes such a stamp."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class KnownSegment:
     problem: str | None
     """The reason why it is skipped; None if it is good."""
     pack: str | None = None
-    """Path of the pack that also has its rows, relative to the home; None if the index knows none."""
+    """Path, relative to the home, of the pack that also has the segment's rows; None if the index knows no such
+    pack."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,16 @@ class Unit:
     """Content of a unit's directory."""
 
     path: str
-    """Relative to the home directory: `runs/ID`, `artifacts/STAGE/FINGERPRINT`."""
+    """Path relative to the home directory, such as `runs/ID` or `artifacts/STAGE/FINGERPRINT`."""
     stamp: str | None
-    """Stamp of the directory before it was read; None if it has to be read again in any case."""
+    """Stamp of the directory before it was read; None if the directory must be read again in any case."""
     rows: Rows
     """Rows of the catalogue's tables."""
     segments: tuple[KnownSegment, ...]
     has_merged: bool
     """Whether segments that were merged into others still exist, and are to be deleted."""
     problems: tuple[str, ...]
-    """The skipped parts of its documents, a line each."""
+    """A line for each skipped part of the unit's documents."""
 
 
 def unit_stamps(
@@ -94,7 +95,8 @@ def unit_stamps(
 
 
 def _run_stamp(directory: str, changed: str, before: str, watched: Iterable[int]) -> str:
-    """Returns the stamp of a run. `watched`: the places in `_PARTS` that are checked if the run has ended."""
+    """Returns the stamp of a run. `watched`: indices into `_PARTS` of the directories that are checked if the run has
+    ended."""
     time, *known = before.removesuffix(_HAS_ENDED).split() or [""]
     if time == changed and len(known) == len(_PARTS):
         places = watched if before.endswith(_HAS_ENDED) else range(len(_PARTS))
@@ -161,12 +163,13 @@ def _inspected(root: Path, segment: Segment, before: KnownSegment | None) -> Kno
 
 
 def _is_settled(stamp: str) -> bool:
-    """Returns whether a later change of the directory will have another time, for any resolution of the clock."""
+    """Returns whether a later change of the directory will have another modification time, whatever the clock's
+    resolution."""
     return max(map(int, stamp.split())) < time.time_ns() - _SETTLED_NS
 
 
 def _is_closed(root: Path, path: str, rows: Rows, segments: list[KnownSegment]) -> bool:
-    """Returns whether the unit only changes together with its stamp.
+    """Returns whether the unit can change only together with its stamp.
 
     A crash of a run changes no file. A crashed run is resumed with a new lease.
     """

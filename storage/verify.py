@@ -1,4 +1,4 @@
-"""Faults of the index, or of its source files, and their effects. Changes nothing."""
+"""Search for faults of the index or its source files, and their effects. It changes nothing."""
 
 from collections.abc import Iterator, Set
 from contextlib import suppress
@@ -37,14 +37,14 @@ _TEXTS = (
     ("evaluation_samples", "turns", "ARRAY", "a JSON list of objects", "the view `turns` lacks them"),
     ("rollouts", "reward_terms", "OBJECT", "a JSON object", "replay and the report of the terms lack them"),
 )
-"""Columns of JSON: table, column, type of the JSON, its words, and the effect of a row of another type."""
+"""Columns with JSON: table, column, type of the JSON, name of the type, and effect of a row with another type."""
 _CURE = "restore it from a backup"
 _EACH_STEP = ("metrics", "rollouts")
 """Tables with rows of every step."""
 
 
 def check(home_root: Path, *, full: bool = False) -> list[str]:
-    """Returns a line for each fault, with the file's path in the home; [] without faults.
+    """Returns a line for each fault, with the file's path in the home; empty without faults.
 
     A segment that is not ingested yet is not a fault.
 
@@ -72,7 +72,8 @@ def _shown(path: str) -> str:
 
 
 def _index(root: Path) -> tuple[dict[str, KnownSegment], str]:
-    """Returns the segments in the index, by key; and its fault, empty if it has none or there is no index."""
+    """Returns the segments in the index, by key, and the index's fault, which is empty if it has none or if there is no
+    index."""
     connection = database.connect()
     try:
         obstacle = database.attach(connection, root)
@@ -139,7 +140,7 @@ def _segment(root: Path, segment: Segment, known: KnownSegment | None) -> Iterat
 
 
 def _missing_steps(directory: Path, segments: list[Segment]) -> Iterator[str]:
-    """Yields the steps of an ended run, up to its last, for which a table has no rows."""
+    """Yields the steps of an ended run, up to its last step, for which a table has no rows."""
     if read_document(directory / "state.json").get("status") not in FINAL:
         return
     last = read_document(directory / "progress.json").get("step")
@@ -156,7 +157,7 @@ def _missing_steps(directory: Path, segments: list[Segment]) -> Iterator[str]:
 
 
 def _gone(root: Path, known: dict[str, KnownSegment]) -> Iterator[str]:
-    """Yields segments that the index has, or had, and that are missing without a replacement."""
+    """Yields segments that the index has or had and that are missing without a replacement."""
     missing: dict[str, list[Segment]] = {}
     for entry in known.values():
         if not (root / entry.segment.key).exists():
@@ -181,8 +182,8 @@ def _absent(root: Path, runs: Set[str]) -> Iterator[str]:
 
 
 def _packs(root: Path, *, full: bool) -> Iterator[str]:
-    """Yields packs that differ from the written ones: answers lack nothing without them, but these may be wrong or
-    slow."""
+    """Yields packs that were changed after they were written. Answers need no packs, but damaged ones may make answers
+    wrong or slow."""
     connection = database.connect()
     try:
         if database.attach(connection, root):

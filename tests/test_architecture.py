@@ -436,7 +436,7 @@ def test_what_modules_read_beside_them_is_installed_with_them() -> None:
 
 
 WITHOUT_TORCH = {
-    *("pipelines.prefect.server.api_process", "pipelines.prefect.server.terse"),
+    *("pipelines.prefect.server.api_process", "pipelines.prefect.server.outage_log"),
     *(
         "pipelines.prefect.services.launch",
         "pipelines.prefect.flows.workers.flow_process",

@@ -19,7 +19,8 @@ from specs.study_space import bounds, build, names, settings
 HERE = Path(specs.__file__).parent
 PUBLISHED = {
     "the divergence is negligible compared with the reward",
-    "settings that the spec leaves out differ between the cells, as their objectives were published",
+    "settings that the spec leaves out differ between the cells, because their objectives were published with"
+    " different ones",
     "dynamic sampling throws away groups that have an advantage",
     "the matrix of the extended file also varies fields",
 }

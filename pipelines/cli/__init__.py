@@ -1,4 +1,4 @@
-"""The command line `rpg`: one module a verb in `verbs`, and here the code that several of them share.
+"""The command line `rpg`. Each verb has a module in `verbs`; the other modules are shared by several verbs.
 
 Slow imports are inside the verb that needs them, so that `rpg --help` and `rpg validate` answer at once.
 """
@@ -55,7 +55,7 @@ def _of_all_verbs(
 
 
 _OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
-"""Errors of a disk that is full, broken, or not writable for this user: no bug in the program, so no traceback."""
+"""Errors of a disk that is full, broken, or not writable for this user. They are not bugs, so no traceback is shown."""
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def main() -> None:
 
 def _have_home() -> None:
     """Gives libraries RPG_HOME for their files, and a user name, if this user has neither HOME nor an account, as in
-    many containers: otherwise Python raises an error, and creates a directory called `~` here."""
+    many containers. Otherwise Python raises an error, and creates a directory called `~` in the working directory."""
     try:
         Path.home()
     except RuntimeError:
@@ -86,7 +86,8 @@ def _have_home() -> None:
 
 
 def _exit_code(end: SystemExit) -> int:
-    """Returns the exit code that Python would end with. Prints a message given instead of a code, and removes it."""
+    """Returns the exit code that Python would end with. If the exit carries a message instead of a code, prints the
+    message and removes it."""
     if not isinstance(end.code, int | None):
         print(end.code, file=sys.stderr)
         end.code = 1
@@ -152,7 +153,7 @@ def _trouble_of_prefect(error: Exception) -> str:
 
 
 def _is_read(path: Path) -> bool:
-    """Returns whether Prefect can parse a file as the type that its name gives."""
+    """Returns whether Prefect can parse a file as the format that its suffix names."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SET = "--set "
 _LONGEST_COMMAND = 80
-"""Characters of the longest command that still counts for the alignment."""
+"""Characters. Longer commands are ignored when commands are aligned."""
 
 
 def answer_lines(document: "Document", home: Home) -> list[str]:
@@ -84,7 +84,7 @@ def _interval(interval: "Interval", sign: str = "") -> str:
 
 
 def next_lines(document: "Document", outcomes: Sequence[RunOutcome], *, single: bool = False) -> list[str]:
-    """Three things worth typing now, in view of how it went; ready for any shell.
+    """Returns three useful next commands, chosen by the results and quoted for any shell.
 
     Args:
         single: one run of several was asked for.
@@ -115,8 +115,8 @@ def next_lines(document: "Document", outcomes: Sequence[RunOutcome], *, single: 
 
 
 def _with_settings(document: "Document", setting: str = "") -> str:
-    """The file's name with the `--set` options that it was read with, one for each field: the last, or the further
-    one."""
+    """Returns the file's name with the `--set` options that it was read with. Each field has one option: `further`,
+    else the last."""
     files = dict.fromkeys(at.file for at in document.positions.values() if at.file)
     file = next((each for each in files if not each.startswith(_SET)), "FILE")
     overrides = [each.removeprefix(_SET) for each in files if each.startswith(_SET)]
@@ -146,7 +146,8 @@ def _after_training(
 
 
 def more_steps(document: "Document") -> tuple[str, str] | None:
-    """Returns the command that trains twice as many steps, and from where; None if the matrix says how many."""
+    """Returns the command that trains twice as many steps, and the step from which it trains; None if the matrix sets
+    the number."""
     from pipelines.planning.plan import why_from_the_start
 
     experiment = document.experiment
@@ -159,7 +160,7 @@ def more_steps(document: "Document") -> tuple[str, str] | None:
 
 
 def _are(run_ids: Sequence[str]) -> str:
-    """Returns a condition of SQL: other runs of the experiment may have been run with other values."""
+    """Returns the SQL condition that selects these runs: the experiment may have others, with other values."""
     listed = ", ".join(f"'{run_id}'" for run_id in run_ids)
     return f"run_id = {listed}" if len(run_ids) == 1 else f"run_id in ({listed})"
 

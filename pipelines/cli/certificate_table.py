@@ -1,4 +1,4 @@
-"""Certificates as a table for readers, in 100 columns."""
+"""Certificates as a table for people, in 100 columns."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,8 @@ Row = tuple[str, Certificate]
 
 
 def catalogue_table(certificates: Mapping[str, Sequence[Row]]) -> str:
-    """Formats heading -> (name, certificate) as headings, rows and a last line that says whether all claims hold."""
+    """Formats certificates as headings, rows and a last line that says whether all claims hold. `certificates`: heading
+    -> (name, certificate)."""
     everything = [certificate for rows in certificates.values() for _, certificate in rows]
     lines = [PREAMBLE.format(cases=everything[0].num_cases, tolerance=everything[0].tolerance)]
     lines += [TURNS[turns] for turns in dict.fromkeys(each.turns for each in everything) if turns != "one"]
@@ -87,8 +88,8 @@ def weight_page(title: str, certificates: Mapping[str, Sequence[Row]]) -> str:
 
 
 def by_kind(heading: str, objectives: Sequence[Objective]) -> dict[str, list[tuple[str, Objective]]]:
-    """Splits a heading of the catalogue by the properties that all rows under it share, so that a row's
-    name is short."""
+    """Splits a heading of the catalogue by the properties that all its rows share, so that the rows' names are
+    short."""
     kinds: dict[str, list[tuple[str, Objective]]] = {}
     for shared, items in groupby(objectives, key=_shared):
         full = ", ".join([heading, *shared])
@@ -144,7 +145,8 @@ def _error(error: float, tolerance: float) -> str:
 
 
 def _parts(on_policy: GradientFinding, off_policy: GradientFinding) -> str:
-    """Returns the quantity whose gradient the divergence's part is; once if it is the same on policy and off policy."""
+    """Returns the quantity that the divergence's part is the gradient of, named once if it is the same on policy and
+    off policy."""
     if not on_policy.divergence_error:
         return ""
     parts = [SHORT[finding.divergence_gradient_of] for finding in (on_policy, off_policy)]

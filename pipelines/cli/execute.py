@@ -1,4 +1,4 @@
-"""The last part of the verbs that run a document here: the answer on stdout, and the exit code."""
+"""The end of the verbs that run a document on this machine: the answer on stdout, and the exit code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _finish(
     single: bool,
     as_json: bool,
 ) -> None:
-    """Prints the answer, or why there is no answer, and exits. `single`: the call was for one run of the experiment."""
+    """Prints the answer, or why it is missing, and exits. `single`: only one run of the experiment was executed."""
     import sys
 
     from pipelines.cli.answer import answer_data, answer_lines, next_lines

@@ -15,7 +15,8 @@ _LIVE = ("pending", "running")
 
 
 def print_logs(reading: Reading, run_ids: Sequence[str], *, stage: str | None, follow: bool) -> None:
-    """Writes the logs of runs to stdout, each under its name if there are several; with `follow` until all end."""
+    """Writes the logs of runs to stdout, each under its name if there are several. `follow`: continues until all runs
+    end."""
     home, offsets = reading.home, dict[Path, int]()
     last: Path | None = None
     if follow:
@@ -69,8 +70,8 @@ def _chosen(home: Home, run_id: str, stage: str | None) -> list[Path]:
 
 
 def _print_new(path: Path, offsets: dict[Path, int], last: Path | None, *, heading: str) -> Path | None:
-    """Writes the new content of a log, under its heading if it has one; a log that is shorter than before is read from
-    the start.
+    """Writes the new content of a log, under its heading if it has one. A log that has become shorter is read from the
+    start.
 
     Returns:
         The log that was written last.

@@ -1,4 +1,4 @@
-"""The results of `rpg doctor --gpu` as a table: a line for each check, and for each rank on which it failed."""
+"""The results of `rpg doctor --gpu` as a table: a line for each check, and one for each rank on which it failed."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -11,7 +11,7 @@ _REMEDIES = {check.name: check.remedy for check in CHECKS}
 
 
 def lines(results: Sequence[Result]) -> Iterator[str]:
-    """Yields the lines check by check; figures are ranges over all ranks of a check."""
+    """Yields the lines check by check. Figures are ranges over the check's ranks."""
     for name, group in groupby(results, key=lambda result: result.check):
         of_check = list(group)
         failed = [result for result in of_check if result.status == "failed"]

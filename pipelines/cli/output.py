@@ -1,4 +1,4 @@
-"""Output of a command's results: a table for readers, or JSON, CSV or Parquet for programs."""
+"""Output of a command's results: a table for people, or JSON, CSV or Parquet for programs."""
 
 import contextlib
 import csv
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 _Date = TypeVar("_Date", date, datetime)
 MOST_TABLE_ROWS = 1000
-"""Largest number of rows in a table for readers; other formats have no limit."""
+"""Largest number of rows in a table for people. Other formats have no limit."""
 _LEAST_WIDTH = 24
-"""Characters down to which a column is cut before the last ones are left out: a run's id is never cut."""
+"""Least width of a column, in characters. If columns of this width do not fit, the last columns are left out. A run's
+id is never cut."""
 _GAP = 3
 """Characters between columns."""
 _ON_ONE_LINE = {9: "\\t", 10: "\\n"}
@@ -63,10 +64,10 @@ class TableFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The rows of a table that are written, and the digits of its numbers."""
+    """Selection of a table's rows, and the digits of its numbers."""
 
     rows: Sequence[str] = ()
-    """Texts of which a row's first column contains one. Empty keeps all rows."""
+    """Keeps a row if its first column contains one of these texts. Empty keeps all rows."""
     digits: int | None = None
     """Digits after the decimal point."""
 
@@ -74,12 +75,12 @@ class Choice:
         return bool(self.rows) or self.digits is not None
 
     def of(self, rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
-        """Returns the chosen rows, numbers with the chosen digits."""
+        """Returns the chosen rows. Numbers have the chosen digits."""
         chosen = [row for row in rows if not self.rows or any(text in cell_text(row[0]) for text in self.rows)]
         return [tuple(row) if self.digits is None else tuple(map(self._rounded, row)) for row in chosen]
 
     def of_table(self, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-        """Returns the chosen rows of a whole table, see `of`.
+        """Returns the chosen rows of a whole table; see `of`.
 
         Raises:
             BadParameter: no row is chosen.
@@ -162,8 +163,8 @@ def _object_text(row: dict[str, Any]) -> str:
 
 
 def form_of(kind: Format, choice: Choice = ALL, *, safe: bool = False) -> "Form":
-    """Returns the form in which rows are read for a format. `safe`: as for `csv_text`, which then
-    formats the cells itself, as for a choice of rows and digits."""
+    """Returns the form in which rows are read for a format. With `safe`, or with a choice of rows and digits,
+    `csv_text` formats the cells."""
     if choice and kind is not Format.parquet:
         return "table"
     forms: dict[Format, Form] = {Format.csv: "csv", Format.json: "json", Format.parquet: "parquet"}
@@ -192,7 +193,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 def table_text(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int | None = None, num_rows: int = 0
 ) -> str:
-    """Formats the rows as a table: numbers to the right, one line each.
+    """Formats the rows as a table, each row on one line, with numbers aligned right.
 
     Args:
         num_rows: total number of rows, if these are only the first.
@@ -227,7 +228,7 @@ def table_text(
 
 
 def _fitting(widths: Sequence[int], room: int) -> list[int]:
-    """Returns the widths of the first columns that fit on a line; the widest are cut first.
+    """Returns the widths of as many columns as fit on a line, from the first on. The widest are cut first.
 
     >>> _fitting([22, 6, 8, 14, 19], room=80), _fitting([22, 107], room=60)
     ([22, 6, 8, 14], [22, 35])
@@ -307,7 +308,7 @@ _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasci
 
 
 def _latex(text: str) -> str:
-    """Escapes a text for LaTeX; a star that marks a difference is raised."""
+    """Escapes a text for LaTeX. A star that marks a difference becomes a superscript."""
     escaped = "".join(_LATEX.get(sign, sign) for sign in text)
     return f"{escaped[:-2]}$^{{*}}$" if escaped.endswith(" *") else escaped
 
@@ -333,7 +334,7 @@ def json_text(value: Any) -> str:
 
 
 def as_objects(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
-    """Returns one object a row. A column with the name of an earlier one gets a number after its name."""
+    """Returns one object per row. A column with the name of an earlier column gets a number after its name."""
     from storage.statements.texts import distinct
 
     names = distinct(columns)
@@ -366,8 +367,8 @@ def _csv_field(value: Any) -> Any:
 
 
 def _finite(value: _Date) -> _Date:
-    """Returns the date or time. Raises RpgError for the first and the last one, to which Python
-    converts DuckDB's infinite ones."""
+    """Returns the date or time. Raises RpgError for the earliest and the latest one: Python converts DuckDB's infinite
+    dates to these."""
     plain_value = value.replace(tzinfo=None) if isinstance(value, datetime) else value
     if plain_value in (type(plain_value).min, type(plain_value).max):
         raise RpgError(f"{value} may be an infinite time\n  hint: cast the column: `::VARCHAR`")
@@ -379,12 +380,12 @@ def _is_number(value: Any) -> bool:
 
 
 def format_of(output: Path | None) -> Format:
-    """Returns the format that a file's suffix names; a table without a file."""
+    """Returns the format that a file's suffix names; `table` without a file."""
     if output is None:
         return Format.table
     suffix = output.suffix.lstrip(".")
     if suffix not in tuple(Format):
-        raise RpgError(f"{output}: its name does not say the format; give --format table, csv, json or parquet")
+        raise RpgError(f"{output}: cannot infer the format from the name; give --format table, csv, json or parquet")
     return Format(suffix)
 
 
@@ -422,7 +423,7 @@ def write_bytes(content: bytes, output: Path | None) -> None:
 
 @contextlib.contextmanager
 def _destination(output: Path | None, *, is_stripped: bool = False) -> Iterator[BinaryIO]:
-    """Yields a new file that replaces `output` once it is complete; or stdout, whose reader may leave early.
+    """Yields a new file that replaces `output` once it is complete, or stdout. The reader of stdout may stop early.
 
     Args:
         is_stripped: the text holds no terminal commands except styles.

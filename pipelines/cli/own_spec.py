@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 _PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "prompts")
 _ANSWERS = ("answer", "reward_model.ground_truth", "ground_truth", "solution", "gold", "target", "label", "output")
 _HELD_OUT = 100
-"""Number of held-out problems; half of a small file."""
+"""Number of held-out problems. A small file has half of its problems held out."""
 _READ = 5000
 """Number of the file's rows that are read."""
 _TOKENIZED = 200
 """Number of the longest texts that are tokenized."""
 _RESPONSE, _LONGEST_RESPONSE = 256, 2048
-"""Least and most tokens of a response. Between them it has four times the tokens of the longest answer."""
+"""Least and most tokens of a response. The limit is four times the longest answer's tokens, within these bounds."""
 _LEAST_RESPONSE = 16
-"""Tokens that are left to a response if the prompts need nearly the whole context."""
+"""Tokens of a response if the prompts need nearly the whole context."""
 _LONGEST_CONTEXT = 8192
-"""Tokens of a context whose length the model does not give."""
+"""Tokens of the context if the model does not state its length."""
 _HELD_OUT_PARTS = ("test", "validation", "valid", "dev", "eval")
-"""Parts of a dataset to evaluate on, the first one that there is."""
+"""Parts of a dataset to evaluate on. The first that exists is used."""
 _TEXT = """\
 # `rpg plan experiment.yaml` shows what would run, `rpg run experiment.yaml` runs it.
 name: {name}
@@ -101,16 +101,16 @@ warm_up:                     # supervised steps first: a model that never answer
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The first rows of a user's problems, and how a spec names them."""
+    """The first rows of a user's problems, and the spec's entries for them."""
 
     source: str
     """Kind of source."""
     rows: list[dict[str, Any]]
     """Column -> value; columns inside structs have dotted names."""
     more: str = ""
-    """Further entries of the training set, each on a line of its own."""
+    """Further entries of the training set, one per line."""
     held_out: str = ""
-    """Those of the evaluation set, if they differ from the training set's."""
+    """Further entries of the evaluation set, if they differ from the training set's."""
 
     @property
     def columns(self) -> list[str]:
@@ -125,13 +125,13 @@ class _Lengths:
     prompt: int
     response: int
     measured: str
-    """How they were found, for a comment."""
+    """How the lengths were found, for a comment in the spec."""
 
 
 def own_spec(
     data: Path, model: str, reward: str, directory: Path, *, prompt: str = "", answer: str = "", split: str = ""
 ) -> str:
-    """The text of a spec that lies in `directory`.
+    """Returns the text of a spec that will be in `directory`.
 
     Args:
         data: a file, or a dataset of the Hub: a directory or an id.
@@ -199,7 +199,7 @@ def _num_problems(rows: Sequence[dict[str, Any]], prompt: str) -> int:
 
 
 def _text(value: Any) -> str:
-    """Returns the text of a cell; of messages, their contents."""
+    """Returns the text of a cell; the contents if the cell has messages."""
     if isinstance(value, list):
         return "\n\n".join(str(each.get("content", "")) for each in value if isinstance(each, dict))
     return str(value)
@@ -233,7 +233,7 @@ def _lengths(
 
 
 def _longest(values: Sequence[Any]) -> list[Any]:
-    """Returns the values with the longest texts: the one with most tokens is among them."""
+    """Returns the values with the longest texts, among them the one with the most tokens."""
     return sorted(values, key=lambda value: len(_text(value)))[-_TOKENIZED:]
 
 
@@ -251,8 +251,8 @@ def _tokenizer(model: str) -> tuple[Any, int]:
 
 
 def _rendered(tokenizer: Any, prompts: Sequence[Any]) -> list[str]:
-    """Returns prompts as the model's chat template renders them; as plain text if it fails, which `rpg validate --deep`
-    reports."""
+    """Returns prompts as the model's chat template renders them, or as plain text if the template fails. `rpg validate
+    --deep` reports that failure."""
     from rpg.data.chat_template import TemplateError, render_all
 
     chats = [each if isinstance(each, list) else [{"role": "user", "content": str(each)}] for each in prompts]
@@ -263,7 +263,7 @@ def _rendered(tokenizer: Any, prompts: Sequence[Any]) -> list[str]:
 
 
 def _power_of_two(tokens: int, *, least: int, most: int) -> int:
-    """Returns the number of tokens, with one more for the end, as a power of two within bounds."""
+    """Returns a power of two, within bounds, that is larger than the number of tokens and one more for the end."""
     return min(max(least, 1 << (tokens + 1).bit_length()), most)
 
 
@@ -339,8 +339,8 @@ def _read(data: Path, split: str) -> _Table:
 
 
 def _of_hub(path: str, split: str) -> tuple[list[dict[str, Any]], str, str]:
-    """Returns the first rows of a dataset, and the entries that name its parts: to train on, and to evaluate on if the
-    dataset has such a part."""
+    """Returns the first rows of a dataset, and the entries that name the part to train on and the part to evaluate on,
+    if any."""
     from rpg.data.sources.hub import HubSource
 
     splits = HubSource(source="hub", path=path).splits()
@@ -358,7 +358,7 @@ def _of_hub(path: str, split: str) -> tuple[list[dict[str, Any]], str, str]:
 
 
 def _column(role: str, usual: Sequence[str], columns: Sequence[str], data: Path, given: str) -> str:
-    """The column that holds the prompts or the answers: the one given, else by the names that it usually has."""
+    """Returns the column with the prompts or the answers: the given one, else the first with a usual name."""
     from specs.schema.fields import nearest
 
     if given:
@@ -375,7 +375,7 @@ def _column(role: str, usual: Sequence[str], columns: Sequence[str], data: Path,
 
 
 def _beside(path: Path, directory: Path) -> str:
-    """Returns the path as a spec in the directory names it."""
+    """Returns the path as a spec in the directory would write it."""
     relative = os.path.relpath(path, directory)
     return relative if relative.startswith(".") else f"./{relative}"
 

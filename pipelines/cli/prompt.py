@@ -18,7 +18,8 @@ _HELP = """A statement ends with `;` and may go over several lines.
 
 
 def run_prompt(store: "Store", kind: Format, *, safe: bool = False) -> None:
-    """Reads statements from stdin and answers each. Explains an invalid one; if stdin is a pipe, that ends the command.
+    """Reads statements from stdin and answers each. Explains an invalid statement; if stdin is a pipe, an invalid
+    statement ends the command.
 
     Args:
         safe: as for `csv_text`.
@@ -55,7 +56,7 @@ def _answer(store: "Store", statement: str, kind: Format, *, safe: bool) -> None
 
 
 def _print_columns(store: "Store", name: str, kind: Format) -> None:
-    """Prints the columns of a table or view; without a name, those of all."""
+    """Prints the columns of a table or view, or of all of them if no name is given."""
     names = [name] if name else [str(table) for (table,) in store.query("SHOW TABLES").rows]
     rows = []
     for table in names:

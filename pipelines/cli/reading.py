@@ -25,7 +25,7 @@ class Reading:
 
     home: Home
     record: "ServerRecord | None" = None
-    """The record that the home mirrors. None if it is no mirror."""
+    """The record that the home mirrors. None if the home is not a mirror."""
 
     def refresh(self, tables: Collection[str] | None = None, *, logs: bool = False, only: Collection[str] = ()) -> None:
         """Updates a mirror from the server's record; does nothing for a home of this machine.
@@ -52,7 +52,7 @@ class Reading:
             note_looks(self.home, names)
 
     def wait(self, run_ids: Sequence[str]) -> None:
-        """Waits a moment, and reads the runs' new records. Reads nothing while the server does not answer."""
+        """Waits a moment, then reads the runs' new records. Reads nothing while the server does not answer."""
         if self.record is None:
             time.sleep(_LOCAL_SECONDS)
             return

@@ -126,7 +126,7 @@ def evaluated_responses(
 
 
 def print_responses(responses: Sequence[Mapping[str, Any]]) -> None:
-    """Prints them for a reader, and distinguishes the policy's input from its samples."""
+    """Prints responses for people, and distinguishes the policy's input from its samples."""
     for place, row in enumerate(responses):
         ended = "cut off" if row["finish_reason"] == "length" else row["finish_reason"]
         if "dataset" in row:

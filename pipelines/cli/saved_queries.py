@@ -64,7 +64,7 @@ def parse_params(given: list[str]) -> list[object] | dict[str, object]:
         return [_value(text) for text in given]
     if not all(named):
         hint = "a VALUE that holds `=` is written as JSON: '\"a=b\"'"
-        raise RpgError(f"--param: give all by name (NAME=VALUE) or all in turn (VALUE)\n  hint: {hint}")
+        raise RpgError(f"--param: give all by name (NAME=VALUE) or all in order (VALUE)\n  hint: {hint}")
     return {match[1]: _value(match[2]) for match in named if match}
 
 

@@ -1,4 +1,5 @@
-"""The record of a Prefect server's workers, read from here: its location, and the runs that only the server has."""
+"""The record that a Prefect server's workers share, read from another machine: its location, and the runs that only the
+server knows."""
 
 import contextlib
 import shutil
@@ -67,7 +68,8 @@ class ServerRecord:
             _ingest(self.home)
 
     def _open_source(self, profile: str) -> Source:
-        """Returns the source that the server names, and sets `_url` and `_place` to the server's and the source's."""
+        """Returns the source that the server names, and sets `_url` and `_place` to the addresses of the server and of
+        the source."""
         self._url = api_url(self._own, profile)
         shown = auth_string_for(self._own, self._url)
         named = _named_to_readers(self._url, shown) or self._variable()
@@ -82,7 +84,7 @@ class ServerRecord:
         return open_source(named, of_place or (auth_string(self._own) if shown else ""))
 
     def _variable(self) -> Any:
-        """Returns the value of the server's variable for the record's location. None if it is not set."""
+        """Returns the value of the server's variable that holds the record's location. None if it is not set."""
         with prefect_client(self._own, self._url) as client:
             variable = client.read_variable_by_name(RECORD_VARIABLE)
         return None if variable is None else variable.value
@@ -113,7 +115,7 @@ class ServerRecord:
 
 
 def _record_at(home: Home, profile: str) -> WebSource | None:
-    """Returns the source of the record if the address is that of its web application."""
+    """Returns the source of the record if the address is that of the record's web application."""
     if not profile.startswith(("http://", "https://")):
         return None
     source = WebSource(profile, auth_string_for(home, profile.rstrip("/")))
@@ -124,8 +126,8 @@ def _record_at(home: Home, profile: str) -> WebSource | None:
 
 
 def _named_to_readers(url: str, shown: str) -> str | None:
-    """Returns the location of the record, which servers of ours also tell clients that may only read.
-    None for other servers."""
+    """Returns the location of the record. Our servers also tell it to clients with read access only. None for other
+    servers."""
     user, _, password = shown.partition(":")
     auth = (user, password) if shown else None
     with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):

@@ -34,8 +34,7 @@ _WHERE = {
            OR s.run_id IN (SELECT run_id FROM confirmations WHERE study = $experiment))""",
     "status": "s.status = $status",
 }
-"""Conditions of the list's options on a run. Without one no parameter is bound, so that DuckDB need not
-import pandas."""
+"""SQL conditions of the list's options. Without conditions no parameter is bound, and DuckDB does not import pandas."""
 _LAST_METRICS = """
     SELECT name, arg_max(value, step) AS value, max(step) AS step
     FROM metrics WHERE run_id = ? GROUP BY name ORDER BY name
@@ -49,16 +48,16 @@ _STAGES = "SELECT stage, status, cached, started_at, ended_at, reason, output, f
 _LEARNING = ("objective.", "advantage.", "reference.", "training.")
 """Sections of a spec that define how a policy learns."""
 _SEVERAL = 8
-"""Largest number of values (the first ones) on one screen."""
+"""Number of values on one screen. The first ones are shown."""
 _FEW = 3
-"""Largest number of problems (the last ones) on one screen."""
+"""Number of problems on one screen. The last ones are shown."""
 _EVENTS = "SELECT step, kind, message, recorded_at FROM events WHERE run_id = ? ORDER BY recorded_at DESC LIMIT 10"
 
 
 def list_runs(
     home: Home, *, experiment: str | None, status: str | None, plain: bool
 ) -> tuple[list[str], list[list[Any]]]:
-    """Returns the runs, oldest first: every column (`plain`), or those that a terminal shows."""
+    """Returns the runs, oldest first, with every column (`plain`) or those that a terminal shows."""
     from storage import Store
 
     options = {"experiment": experiment, "status": status}
@@ -124,7 +123,7 @@ def _answer_and_diagnosis(home: Home, store: "Store", run: Run) -> tuple[str, li
 
 
 def print_run(run: dict[str, Any], *, whole: bool = False) -> None:
-    """Prints a run's data for a reader: one screen, or the `whole`."""
+    """Prints a run's data for people, on one screen or as a `whole`."""
     print(
         f"{run['run_id']}  {run['status']}"
         + (f" ({run['cause']})" if run["cause"] and run["status"] == "failed" else "")
@@ -213,7 +212,7 @@ def _print_whole(run: dict[str, Any]) -> None:
 
 
 def _last_or_best(evaluation: Mapping[str, Any]) -> str:
-    """Returns whether an evaluation is of the run's last checkpoint, of the most accurate one, or of both."""
+    """Returns whether an evaluation measured the run's last checkpoint, the most accurate one, or both."""
     from rpg.statistics.wording import CHOSEN
 
     best = f"best ({CHOSEN})" if not evaluation["is_last"] else "best"
@@ -221,8 +220,8 @@ def _last_or_best(evaluation: Mapping[str, Any]) -> str:
 
 
 def _certificate(certificate: Mapping[str, Any], when: str) -> None:
-    """Prints how the objective's gradient compares with the exact one. `when`: the step, for an
-    objective that changes."""
+    """Prints how the objective's gradient compares with the exact one. `when`: the step, if the objective changes over
+    training."""
     findings = [
         {
             "policy": finding["policy"].replace("_", " "),
@@ -259,7 +258,7 @@ def spec_differences(spec: "Experiment") -> dict[str, Any]:
 
 
 def _without_secrets(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values by path, without variables that look secret: earlier versions recorded them."""
+    """Returns the values by path, without variables that look secret, which earlier versions recorded."""
     return {
         path: HIDDEN if "environment." in path and looks_secret(path.rpartition(".")[2], str(value)) else value
         for path, value in leaves.items()

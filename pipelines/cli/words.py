@@ -1,4 +1,4 @@
-"""Reading of the words on the command line: settings without `--set`, and other tools' names of verbs."""
+"""Interpretation of the command line's words: settings without `--set`, and verbs by the names that other tools use."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from typing import Any
 from typer.core import TyperGroup
 
 ALSO = {"ls": "runs", "list": "runs", "status": "runs"}
-"""Word -> verb that it runs."""
+"""Alias -> verb that it runs."""
 _MEANT = {
     **dict.fromkeys(("train", "start", "launch", "exec"), "run"),
     **dict.fromkeys(("stop", "kill", "abort"), "cancel"),
@@ -20,9 +20,9 @@ _MEANT = {
     **dict.fromkeys(("dry-run", "preview"), "plan"),
     **dict.fromkeys(("tail", "log"), "logs"),
 }
-"""Word of other tools that runs nothing here -> verb that does it."""
+"""Verb of other tools that does not exist here -> our verb for the same purpose."""
 _SETTING = re.compile(r"[A-Za-z_][\w.\[\]-]*\s*=(?!.*\.ya?ml$)")
-"""`PATH=VALUE`; a word that ends like a spec is a file."""
+"""Pattern of `PATH=VALUE`. A word with a spec's suffix is a file instead."""
 
 
 class Verbs(TyperGroup):
@@ -37,11 +37,11 @@ class Verbs(TyperGroup):
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns the verb of this name, or the one that it stands for; None if there is no such verb."""
+        """Returns the verb of this name or alias; None if there is no such verb."""
         return super().get_command(ctx, cmd_name) or super().get_command(ctx, ALSO.get(cmd_name, ""))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Returns the verb's name, the verb and its words. Raises UsageError with the verb that was meant."""
+        """Returns the verb's name, the verb and its words. Raises UsageError with the verb that was probably meant."""
         meant = _MEANT.get(args[0], "")
         if self.get_command(ctx, args[0]) is None and self.get_command(ctx, meant.partition(" ")[0]):
             ctx.fail(f"No such command {args[0]!r}. Did you mean '{ctx.command_path} {meant}'?")
@@ -50,7 +50,7 @@ class Verbs(TyperGroup):
 
 
 def _with_set(verb: Any, words: list[str]) -> Iterator[str]:
-    """Yields the words with `--set` before each setting that stands without it, if the verb has that option."""
+    """Yields the words, with `--set` inserted before each bare setting if the verb has that option."""
     with_value = {
         name
         for option in verb.params

@@ -30,14 +30,14 @@ OPTIONAL = {
     **{each.package.distributions: f"rollout.engine: {engine_of(each)}" for each in SAMPLERS if each.package},
     ("optuna-dashboard",): "a study's dashboard",
 }
-"""Distributions of which any one is enough -> their purpose."""
+"""Alternative distributions, of which one is enough -> their purpose."""
 _LOW_DISK_GIB = 2.0
 _ANSWER_SECONDS = 10.0
 
 
 def examine(home: Home, experiment: Experiment | None = None) -> list[Finding]:
-    """Returns all findings, in a fixed order: this machine, then the services that a spec's launcher reaches, or the
-    needs of every launcher.
+    """Returns all findings, in a fixed order: this machine, then the services that a spec's launcher reaches. Without a
+    spec: the requirements of every launcher.
 
     An examination that fails is a finding too.
     """
@@ -206,7 +206,7 @@ def _services(home: Home) -> Iterator[Finding]:
 
 
 def _program(home: Home, services: Services, processes: list[ProcessState]) -> Finding:
-    """Returns whether a program's processes run, with its address, or else its log."""
+    """Returns the finding about a program: running, with its address, or not running, with its log."""
     name = processes[0].program
     addresses = {"studies": services.studies_url, "record": services.record_url}
     if all(process.state == "RUNNING" for process in processes):

@@ -40,15 +40,16 @@ class Account:
 
     run: Run
     step: int
-    """Step of the weights that are described. 0 describes the run as a whole."""
+    """Step of the described weights. 0 describes the run as a whole."""
     answer: str
     outcomes: tuple[Outcome, ...]
     of_experiment: str
-    """The answer over all seeds and cells that were run with this one; empty if it was run alone."""
+    """The answer over all seeds and cells that were run with this run; empty if it was run alone."""
     lineage: tuple[tuple[str, str], ...]
-    """Name and value of each input that the result follows from."""
+    """Name and value of each input that determines the result."""
     certificates: tuple[tuple[str, Mapping[str, Any]], ...]
-    """Pairs (first training step for which it holds, certificate). An empty step: it holds throughout."""
+    """Pairs (first training step for which the certificate holds, certificate). If the step is empty, it holds
+    throughout."""
     spec: str
     """YAML."""
 
@@ -89,7 +90,7 @@ def account_of(home: Home, run_id: str, *, step: int = 0) -> Account:
 
 
 def _chosen_on(store: Store, run_id: str, step: int) -> list[str]:
-    """Returns a sentence if the exported weights were chosen by their accuracy."""
+    """Returns a sentence that says so if the exported weights were chosen by their accuracy."""
     sets = (
         "SELECT dataset, metric FROM accuracy_curves"
         " WHERE run_id = ? AND step = ? AND is_best AND NOT is_last ORDER BY 1"
@@ -159,7 +160,7 @@ def _lineage(home: Home, run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _naming(source: Source) -> Iterator[Any]:
-    """Yields the fields of a data source that identify its data."""
+    """Yields those fields of a data source that identify its data."""
     for key in ("source", "name", "path", "task", "split", "revision"):
         if value := getattr(source, key, ""):
             yield value

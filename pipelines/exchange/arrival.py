@@ -1,4 +1,4 @@
-"""An export's import into another home: checked file by file, then present as a whole or not at all."""
+"""Import of an export into another home. Every file is checked; the import happens as a whole or not at all."""
 
 import shutil
 import stat
@@ -21,17 +21,17 @@ from storage import Store
 
 _NEEDED = {"run.json", "state.json"}
 _MOST_NAMED = 3
-"""Problems of an export's documents that an error names."""
+"""Largest number of problems in an export's documents that an error names."""
 _TELL_APART = ("status", "started_at", "ended_at", "evaluation")
-"""Fields of a run's state that differ between two executions of it, or between two moments of one."""
+"""Fields of a run's state that change from one execution to the next, or during an execution."""
 
 
 class NoExportError(RpgError):
-    """Error for a directory without an export, or with one that cannot be imported."""
+    """Error for a directory that has no export, or an export that cannot be imported."""
 
 
 class ExportRefusedError(Exception):
-    """Refusal of an export that is damaged, or whose id another run has here. Nothing was changed."""
+    """Refusal of an export that is damaged, or whose id belongs to another run of this home. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class Export:
 
 
 def exports_in(directory: Path) -> list[Export]:
-    """Returns the exports in a directory: the one that it holds, or those in its subdirectories (an experiment's runs).
+    """Returns the exports in a directory: the directory itself, or its subdirectories (an experiment's runs).
 
     Raises:
         NoExportError: the directory has no export, or one written by a later version or while the run was executing.
     """
     manifests = [directory / MANIFEST] if (directory / MANIFEST).is_file() else sorted(directory.glob(f"*/{MANIFEST}"))
     if not manifests:
-        raise NoExportError(f"{directory} holds no export: `rpg export RUN DIR` writes one, with {MANIFEST}")
+        raise NoExportError(f"{directory} contains no export: `rpg export RUN DIR` writes one, with {MANIFEST}")
     return [_read(manifest.parent) for manifest in manifests]
 
 
@@ -120,7 +120,8 @@ def _strange_file(export: Export) -> str:
 
 
 def _bring(export: Export, aside: Path, final: Path) -> None:
-    """Copies the run's files to a temporary directory, checks the documents there, and renames it to the run's name."""
+    """Copies the run's files to a temporary directory, checks the documents, and renames the directory to the run's
+    name."""
     shutil.rmtree(aside.parents[1], ignore_errors=True)
     try:
         for name in filter(is_of_run, export.files):
@@ -133,7 +134,7 @@ def _bring(export: Export, aside: Path, final: Path) -> None:
             more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
             said = "; ".join(found[:_MOST_NAMED]) + more
             raise ExportRefusedError(
-                f"{export.directory} holds documents of another shape: {said}; nothing was imported"
+                f"{export.directory} has documents of an unexpected form: {said}; nothing was imported"
             )
         elsewhere = {"pid": None, "pid_started": None, "flow_run_id": None, "api_url": None}
         write_json(aside / "state.json", read_json(aside / "state.json") | elsewhere)
@@ -146,7 +147,7 @@ def _bring(export: Export, aside: Path, final: Path) -> None:
 
 
 def _problems(run: Path, name: Path) -> list[str]:
-    """Returns the problems of a document of the run; empty if the file is no document."""
+    """Returns the problems of a document of the run; empty if the file is not a document."""
     if name == Path("spec.json"):
         return unreadable(run)
     return read_checked(run / name)[1] if name.suffix == ".json" and name.parts[0] != "weights" else []

@@ -1,4 +1,4 @@
-"""An export: a run in its own directory, which others read without this platform and `rpg import` imports whole.
+"""An export: a run in its own directory, which others can read without this platform and which `rpg import` imports.
 
 Beside the run's own files, laid out as in its home, an export has README.md, spec.yaml and the valid rows as one
 Parquet file a table. `export.json` lists every file with its digest, and the run's entry in its experiment's record.
@@ -24,11 +24,11 @@ MANIFEST = "export.json"
 FORMAT = 1
 """Format of the manifest. An import refuses later formats."""
 _OF_THIS_HOME = ("leases", "exits", "process.json", "cancel.json", MANIFEST)
-"""Parts of a run's record that have a meaning only in its own home."""
+"""Parts of a run's record that are meaningful only in its own home."""
 
 
 def is_of_run(name: str) -> bool:
-    """Returns whether a file of an export comes from the run's directory.
+    """Returns whether a file of an export was copied from the run's directory.
 
     Args:
         name: its path in the export.
@@ -38,7 +38,7 @@ def is_of_run(name: str) -> bool:
 
 
 def write_export(home: Home, run_id: str, directory: Path) -> dict[str, int]:
-    """Writes a run into a directory, which must be new or empty.
+    """Writes a run to a directory, which must be new or empty.
 
     Returns:
         The number of rows of each table that has any.
@@ -80,7 +80,7 @@ def write_export(home: Home, run_id: str, directory: Path) -> dict[str, int]:
 
 
 def _names(home: Home, run_id: str) -> Iterator[str]:
-    """Yields the paths, in the run's directory, of the files that are copied unchanged."""
+    """Yields the paths of the files that are copied unchanged, relative to the run's directory."""
     unit = f"runs/{run_id}"
     recorded = read_listings(home.root, [unit])[unit].files
     yield from (name for path in recorded if is_of_run(name := path.removeprefix(f"{unit}/")))

@@ -30,7 +30,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 class PushError(RpgError):
-    """Error for a model that cannot be pushed, or not to this repository; nothing was sent."""
+    """Error for a model that cannot be pushed to this repository, or not at all. Nothing was sent."""
 
 
 class NotSentError(Exception):
@@ -58,7 +58,7 @@ class Model:
     base_license: str
     """License of the base model, as its card states; empty if unknown."""
     scores: tuple[tuple[str, str, float, float, float], ...] = ()
-    """Dataset, metric, value and ends of the interval of each measure of these weights."""
+    """Dataset, metric, value and interval of each measure of these weights."""
 
     def texts(self, repo: str) -> dict[str, str]:
         """Returns the files beside the weights, by name: card, spec and certificate.
@@ -210,8 +210,8 @@ def send(model: Model, repo: str, *, private: bool) -> Pushed:
 
 
 def _opened(api: "HfApi", repo: str, *, private: bool) -> tuple[str, bool]:
-    """Returns the full name of a repository, in which the user's own namespace may have been left out, and whether it
-    was created for this push."""
+    """Returns the full name of a repository and whether it was created for this push. The given name may lack the
+    user's own namespace."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
@@ -258,7 +258,7 @@ def _taken_back(api: "HfApi", repo: str) -> str:
 
 
 def _step(home: Home, run_id: str, checkpoint: str, exported: list[int]) -> int:
-    """Returns the exported step that `checkpoint` means."""
+    """Returns the exported step that `checkpoint` refers to."""
     if checkpoint == "last":
         return exported[-1]
     if checkpoint == "best":
@@ -276,7 +276,7 @@ def _published(directory: Path) -> list[Path]:
 
 
 def _hub_id(path: str) -> str:
-    """Returns the path if it is the id of a Hub repository and no directory; else empty."""
+    """Returns the path if it is the id of a Hub repository and not a directory; else empty."""
     return path if _HUB_ID.fullmatch(path) and not Path(path).exists() else ""
 
 
@@ -310,7 +310,7 @@ def _other_visibility(repo: str, private: bool) -> str:
 
 
 def _refused(error: Any, endpoint: str, repo: str, left: str) -> NoReturn:
-    """Raises the error for a response of the Hub.
+    """Raises the error that a response of the Hub stands for.
 
     Args:
         left: a line on what remains on the Hub; empty if nothing does.
@@ -320,7 +320,7 @@ def _refused(error: Any, endpoint: str, repo: str, left: str) -> NoReturn:
         hint = "the token needs write access to that namespace: `hf auth login`, or HF_TOKEN"
         raise PushError(f"{endpoint} denies {repo}: {reason}\n  hint: {hint}{left}") from error
     if 400 <= status < 500:
-        raise PushError(f"{endpoint} does not take {repo}: {reason}{left}") from error
+        raise PushError(f"{endpoint} does not accept {repo}: {reason}{left}") from error
     raise NotSentError(f"nothing was pushed to {endpoint}, which failed with {status}: {reason}{left}") from error
 
 

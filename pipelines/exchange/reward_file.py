@@ -1,4 +1,4 @@
-"""A function of a program or a notebook as a separate file, with its dependencies: imports, functions, constants."""
+"""Writes a function of a program or a notebook to a file, with its dependencies: imports, functions, constants."""
 
 import ast
 import hashlib

@@ -16,8 +16,8 @@ from specs.secrets import hide, masked
 
 
 def spec_text(directory: Path) -> str:
-    """Returns the YAML of this run alone: its cell of the matrix and its seed, without the fields that its author
-    omitted.
+    """Returns a spec of this run alone, as YAML: its cell of the matrix and its seed, without the fields that its
+    author omitted.
 
     Values of variables that look secret are hidden. Paths are absolute, as they were given to the run.
 

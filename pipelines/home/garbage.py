@@ -1,5 +1,5 @@
-"""Garbage for `rpg gc`: artifacts (published results that runs share) that no run uses any more, token rows and
-checkpoints that have outlived their run's `keep_days`, and judges' verdicts that no run has used for long."""
+"""Data that `rpg gc` deletes: artifacts (published results that runs share) that no run uses any more, token rows and
+checkpoints older than their run's `keep_days`, and judges' verdicts that no run has used for long."""
 
 import contextlib
 import shutil
@@ -146,7 +146,7 @@ class Verdicts:
 
 
 def old_verdicts(home: Home) -> Verdicts | None:
-    """Returns the verdicts that were last used more than `VERDICT_DAYS` ago. None without any."""
+    """Returns the verdicts that were last used more than `VERDICT_DAYS` ago. None if there are no such verdicts."""
     files = tuple(file for file in sorted(home.verdicts.glob("*/*.json")) if _is_old(file))
     return Verdicts(home.verdicts, files, sum(map(_length, files))) if files else None
 
@@ -190,7 +190,7 @@ def _spec(run: Path) -> Experiment | None:
 
 
 def _is_over(run: Path, keep_days: float, statuses: Collection[str]) -> bool:
-    """Returns whether a run ended with one of the statuses more than `keep_days` ago. `keep_days`: 0 is no limit."""
+    """Returns whether a run ended with one of the statuses more than `keep_days` ago. False if `keep_days` is 0."""
     state = read_json(run / "state.json")
     if not keep_days or state.get("status") not in statuses or not state.get("ended_at"):
         return False
@@ -198,7 +198,7 @@ def _is_over(run: Path, keep_days: float, statuses: Collection[str]) -> bool:
 
 
 class _InUseError(Exception):
-    """Error for an artifact that a process is making again, or that a run names by now."""
+    """Error for an artifact that a process is making again, or that a run has begun to use."""
 
 
 def _keep() -> None:
@@ -206,15 +206,15 @@ def _keep() -> None:
 
 
 def _used_names(home: Home) -> set[str]:
-    """Returns the names of the artifacts that runs use, and of those whose files these link to: an existing model that
-    was evaluated may be another run's base model."""
+    """Returns the names of the artifacts that runs use, and of the artifacts that their files link to: an evaluated
+    model may be another run's base model."""
     names = set(_names_in_documents(home))
     used = (file for name in names for file in home.root.glob(f"artifacts/base/{name}/*") if file.is_symlink())
     return names | {file.readlink().parent.name for file in used}
 
 
 def _names_in_documents(home: Home) -> Iterator[str]:
-    """Yields the names of the directories of all artifacts that some run's documents name."""
+    """Yields the directory names of all artifacts that the documents of runs refer to."""
     for run in home.root.glob("runs/*"):
         for fingerprint in read_json(run / "run.json").get("fingerprints", {}).values():
             yield str(fingerprint)[:16]
@@ -226,7 +226,7 @@ def _names_in_documents(home: Home) -> Iterator[str]:
 
 
 def size_of(path: Path) -> int:
-    """Returns the bytes of all files below a directory; files deleted meanwhile count 0.
+    """Returns the bytes of all files below a directory. Files deleted meanwhile count as 0.
 
     A file with several names (hard links, for example of training that one run takes from another) counts in equal
     parts at each.

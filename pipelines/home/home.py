@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from specs.errors import RpgError
 
 LEAST_FREE = 64 << 20
-"""Bytes that a run's records, logs and database rows need before there is any model."""
+"""Bytes that a run's records, logs and database rows need, without any model."""
 _FULL_BYTES = 1 << 20
 _ELSEWHERE = "  hint: RPG_HOME names the directory in which everything is kept; without it that is .rpg here"
 STORE = "RPG_STORE"
@@ -75,23 +75,23 @@ class Home:
         """Raises RpgError if the disk has less room than a run's own files need, not counting the model."""
         free = self.free_bytes
         if free < LEAST_FREE:
-            found = f"{free / 2**20:.0f} MiB are free for {self.root}, and a run needs {LEAST_FREE >> 20} at least"
-            hint = "`rpg gc` frees what nothing needs; or set RPG_HOME to another disk"
-            raise RpgError(f"no space: {found}\n  hint: {hint}")
+            needed = f"a run needs {LEAST_FREE >> 20} at least"
+            message = f"no space: {free / 2**20:.0f} MiB are free for {self.root}, and {needed}"
+            raise RpgError(f"{message}\n  hint: `rpg gc` frees what nothing needs; or set RPG_HOME to another disk")
 
     @property
     def free_bytes(self) -> int:
-        """Free room on the home's disk, also before the home exists."""
+        """Returns the free bytes on the home's disk, even if the home does not exist yet."""
         there = next(path for path in (self.root, *self.root.parents) if path.exists())
         return shutil.disk_usage(there).free
 
     def is_full(self) -> bool:
-        """Returns whether hardly anything can be written to the disk now."""
+        """Returns whether the disk is nearly full."""
         return shutil.disk_usage(self.root).free < _FULL_BYTES
 
     @property
     def prefect(self) -> Path:
-        """Returns Prefect's own directory: PREFECT_HOME of everything that we start."""
+        """Returns Prefect's own directory, which is PREFECT_HOME for all processes that we start."""
         return self.root / "prefect"
 
     @property
@@ -118,8 +118,8 @@ class Home:
 
     @property
     def verdicts(self) -> Path:
-        """Returns the directory of judges' replies, which runs share; `rpg.rewards.Place` finds them
-        from a run's directory."""
+        """Returns the directory of judges' replies, which runs share. `rpg.rewards.Place` finds it from a run's
+        directory."""
         return self.root / "verdicts"
 
     def judge(self, digest: str) -> Path:
@@ -144,17 +144,17 @@ class Home:
         return self.root / "wandb"
 
     def offline_wandb(self, run_id: str) -> list[Path]:
-        """Returns the copies of a run that W&B's library keeps in offline mode: one directory a session."""
+        """Returns the copies of a run that W&B's library keeps in offline mode, one directory per session."""
         name = re.compile(rf"offline-run-\d+_\d+-{re.escape(run_id)}")
         return [path for path in self.wandb.glob(f"offline-run-*-{_name(run_id)}") if name.fullmatch(path.name)]
 
     def sent_copies(self, run_id: str) -> list[Path]:
-        """Returns the notes of what each sink holds of a run in this home."""
+        """Returns the directory of notes on how much of a run each sink has received from this home."""
         return [path for path in (self.tensorboard(run_id), *self.offline_wandb(run_id)) if path.exists()]
 
     @contextlib.contextmanager
     def locked(self, name: str, *, waiting: Callable[[], None]) -> Iterator[None]:
-        """Holds a lock between processes. If the process that holds it dies, the lock is free.
+        """Holds a lock between processes. The lock is released if its holder dies.
 
         Args:
             name: name of the work that only one process may do at a time.
@@ -187,7 +187,7 @@ def _unusable(path: str) -> str:
 
 
 def _name(text: str) -> str:
-    """Returns a text from a user or a server as one part of a path. Raises RpgError if it cannot be one."""
+    """Returns a user's or a server's text as one component of a path. Raises RpgError if it cannot be one."""
     if text in ("", ".", "..") or "/" in text or "\0" in text:
         raise RpgError(f"{text!r} is not a name: names contain no slash")
     return text

@@ -24,16 +24,16 @@ from storage import Store
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The runs and the experiment of a name that are to be deleted."""
+    """The runs, and the experiment if any, that a name selects for deletion."""
 
     runs: tuple[str, ...]
     """Ids of the runs that are recorded here."""
     experiment: str = ""
-    """Experiment whose record is deleted too. Empty: only runs are deleted."""
+    """Experiment whose record is deleted too. Empty if only runs are deleted."""
     num_bytes: int = 0
     needed_by: tuple[str, ...] = ()
-    """Ids of the remaining runs whose base model is the weights of a deleted run: evaluations of those weights, or
-    trainings that began from them. Their own records stay."""
+    """Ids of the remaining runs whose base model is a deleted run's weights: evaluations of these weights, or trainings
+    that began with them. Their own records stay."""
 
 
 class NotRemovableError(RpgError):
@@ -41,7 +41,7 @@ class NotRemovableError(RpgError):
 
 
 def removal_of(home: Home, name: str) -> Removal:
-    """Returns the removal for a name; deletes nothing.
+    """Returns what `remove` would delete for a name. Deletes nothing.
 
     Args:
         name: a run; an experiment, all its versions; or NAME@VERSION, the runs that no other version has.
@@ -52,7 +52,7 @@ def removal_of(home: Home, name: str) -> Removal:
     """
     experiment, version = split_name(name)
     if is_study(home, name):
-        raise NotRemovableError(f"{name} is a study whose answer is based on its trials: they are not removed")
+        raise NotRemovableError(f"{name} is a study: its trials cannot be removed, because its answer is based on them")
     if not is_experiment(home, name):
         runs = [find_run(home, name)]
     elif version:
@@ -60,7 +60,7 @@ def removal_of(home: Home, name: str) -> Removal:
         kept = {run_id for other in versions_in(record) if other.number != version for run_id in other.runs}
         runs = [run_id for run_id in runs_of(home, name) if run_id not in kept]
         if not runs:
-            raise NotRemovableError(f"every run of {name} belongs to another version too; `rpg rm RUN` deletes one")
+            raise NotRemovableError(f"every run of {name} also belongs to another version; `rpg rm RUN` deletes one")
     else:
         runs = read_json(home.experiment(name) / "experiment.json").get("runs", [])
     whole = experiment if is_experiment(home, name) and not version else ""
@@ -121,7 +121,7 @@ def _refusal(home: Home, run_id: str) -> str:
 
 
 def _needing_weights(home: Home, run_ids: Collection[str]) -> Iterator[str]:
-    """Yields the other runs whose model is the exported weights of one of the given runs."""
+    """Yields the other runs that use the exported weights of one of the given runs as their model."""
     for other in run_ids_in(home):
         try:
             model = recorded_spec(home.run(other)).model

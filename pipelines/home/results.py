@@ -27,7 +27,7 @@ def manifest_of(stage: str, output: Path) -> Path:
 
 
 def damage_of(manifest: Path, fingerprint: str, *, full: bool = False) -> str:
-    """Returns the damage of a published result, in words; empty if it can be reused unchanged.
+    """Describes the damage to a published result; empty if the result can be reused unchanged.
 
     Plan and run both call this, so that a run never repeats what its plan calls CACHED.
 
@@ -47,8 +47,7 @@ def _installed() -> dict[str, str]:
 
 
 def made_with_others(manifest: Path) -> str:
-    """Returns the computing packages whose version differs from the one that made the result, in words;
-    empty if none."""
+    """Describes the computing packages whose version differs from the one that made the result; empty if none do."""
     made = read_json(manifest).get("versions", {})
     here = _installed()
     others = [name for name in here if name in made and made[name] != here[name]]
@@ -61,7 +60,7 @@ def is_older(path: Path, since_ns: int) -> bool:
 
 
 def is_report_current(state: dict[str, Any], fingerprint: str, inputs: Iterable[str], page: Path) -> bool:
-    """Returns whether a run's page has this fingerprint and is younger than the results that it shows.
+    """Returns whether a run's page has this fingerprint and is newer than the results that it shows.
 
     Args:
         state: the run's state.json.
@@ -92,8 +91,8 @@ def check_results(home: Home, *, full: bool = False) -> Iterator[str]:
 
 @contextlib.contextmanager
 def filling(output: Path) -> Iterator[Path]:
-    """Yields a new directory beside `output` to fill, and deletes it at the end if it was not
-    published. The caller holds a lock."""
+    """Yields a new directory beside `output` for the caller to fill. Deletes it at the end if it was not published. The
+    caller holds a lock."""
     output.parent.mkdir(parents=True, exist_ok=True)
     for left_by_a_killed_process in output.parent.glob(f".{output.name}.*"):
         shutil.rmtree(left_by_a_killed_process, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Lookup of a run by a user's text, its status, and its logs."""
+"""Lookup of a run by the text that a user typed, and its status and logs."""
 
 import difflib
 import os
@@ -102,7 +102,7 @@ def log_stage(log: Path) -> str:
 
 
 def is_run(home: Home, text: str) -> bool:
-    """Returns whether a run that was ever started or submitted has this id. Does not read the other runs."""
+    """Returns whether a run with this id was ever started or submitted. Does not read the other runs."""
     try:
         return (home.run(text) / "run.json").is_file()
     except RpgError:  # matches no run
@@ -118,7 +118,8 @@ def is_study(home: Home, text: str) -> bool:
 
 
 def _directories(home: Home) -> list[str]:
-    """Returns the names of the runs' directories. For 5,000 runs this takes a hundredth of the time of opening each."""
+    """Returns the names of the runs' directories. For 5,000 runs this takes a hundredth of the time of opening each
+    directory."""
     try:
         return os.listdir(home.root / "runs")
     except FileNotFoundError:

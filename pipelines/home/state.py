@@ -27,7 +27,7 @@ from specs.secrets import hide
 
 Status = Literal["pending", "running", "finished", "failed", "cancelled"]
 SUBMITTED = "submitted"
-"""Reason of a run that waits for its first worker, or of a finished one that waits for a worker to do the rest."""
+"""Reason of a run that waits for its first worker, or of a finished run that waits for a worker to do more."""
 _RESERVED_BYTES = 64 << 10
 """Bytes reserved for the record of a run's end, in case the disk is full by then."""
 WAITING = "waiting for a worker"
@@ -74,7 +74,7 @@ class RunState:
 
     @property
     def waits(self) -> bool:
-        """Returns whether a flow run of the run waits for a worker, as far as this home knows."""
+        """Returns whether, as far as this home knows, a flow run of the run waits for a worker."""
         asked = self.status == "pending" or (self.status == "finished" and self.record["reason"] == SUBMITTED)
         return asked and self.record["flow_run_id"] is not None
 
@@ -84,7 +84,8 @@ class RunState:
         return self.status in FINAL and not self.waits
 
     def submitted(self, flow_run_id: str, api_url: str) -> None:
-        """Records that a flow run waits for a worker. Does not wait for the disk: the server has the flow run."""
+        """Records that a flow run waits for a worker. Does not wait for the disk, because the server also has the flow
+        run."""
         status = "finished" if self.status == "finished" else "pending"
         self.record |= {"status": status, "reason": SUBMITTED, "flow_run_id": flow_run_id, "api_url": api_url}
         write_json(self.path, self.record, durable=False)
@@ -119,7 +120,7 @@ class RunState:
         self.record |= json.loads(hide(json.dumps(fields)))
 
     def end(self, status: str, reason: str, *, cause: str | None = None) -> None:
-        """Records the run's ending, or that it will resume later (pending), and that no process executes it.
+        """Records that no process executes the run any more, and how it ended, or that it will resume later (pending).
 
         A run that did no work since it finished keeps that ending. On a full disk the record uses the space that
         `begin` has reserved.

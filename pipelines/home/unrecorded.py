@@ -1,4 +1,4 @@
-"""Missing training rows, which a run was told not to record or which were freed since: the reasons in words."""
+"""Reasons why training rows are missing: the spec excludes them, or they were freed since."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from storage.catalogue import FREED
 
 
 def why_incomplete(directory: Path, table: str) -> str:
-    """Returns why rows of `rollouts` or `tokens` are missing, in words; empty if all of them were to be recorded.
+    """Explains why rows of `rollouts` or `tokens` are missing; empty if all of them were to be recorded.
 
     Args:
         directory: the run's.

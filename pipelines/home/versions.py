@@ -28,12 +28,12 @@ class Version:
     number: int
     """Number of the version, from 1, in the order in which versions were first run."""
     recipes: frozenset[str]
-    """Recipe of each cell, see `RunPlan.recipe`."""
+    """Recipe of each cell; see `RunPlan.recipe`."""
     runs: tuple[str, ...]
     """Ids of the version's runs."""
     looks: tuple[float, ...] = ()
-    """Numbers of seeds at which the experiment's answer was reported; the mean over cells if these have unequal
-    numbers. Each repeated report raises the chance of a false claim."""
+    """Numbers of seeds at which the experiment's answer was reported; the mean over cells if they have unequal numbers.
+    Each further report raises the chance of a false claim."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data that `versions_in` reads."""
@@ -42,7 +42,7 @@ class Version:
 
 
 def versions_in(record: Record) -> list[Version]:
-    """Returns the versions in an experiment's record, the one that was run last at the end."""
+    """Returns the versions in an experiment's record. The one that was run last is at the end."""
     return [
         Version(entry["version"], frozenset(entry["recipes"]), tuple(entry["runs"]), tuple(entry.get("looks", ())))
         for entry in record.get("versions", ())
@@ -102,8 +102,8 @@ def merged_versions(there: Record, here: Record, newer: Record) -> list[Version]
 
 
 def split_name(text: str) -> tuple[str, int]:
-    """Splits `sums@2` into ("sums", 2), and `sums` into ("sums", 0). `sums@0` names no version and
-    stays a name without a match."""
+    """Splits `sums@2` into ("sums", 2), and `sums` into ("sums", 0). `sums@0` is not split, so that it matches
+    nothing."""
     name, _, number = text.rpartition("@")
     return (name, int(number)) if name and number.isdecimal() and int(number) else (text, 0)
 
@@ -142,7 +142,8 @@ def looks_of(home: Home, text: str) -> tuple[float, ...]:
 
 
 def note_look(home: Home, text: str, num_seeds: float) -> None:
-    """Records that the answer of an experiment's version was reported at a number of seeds. One seed claims nothing.
+    """Records that the answer of an experiment's version was reported at a number of seeds. Ignores one seed, with
+    which nothing is claimed.
 
     Args:
         text: NAME, the version that was run last, or NAME@VERSION.
@@ -168,7 +169,7 @@ def is_experiment(home: Home, text: str) -> bool:
 
 
 def names_of_others(home: Home, text: str) -> list[str]:
-    """Returns NAME@VERSION of the experiment's other versions, the last one first."""
+    """Returns NAME@VERSION of the experiment's other versions, latest first."""
     name, number = split_name(text)
     versions = versions_in(read_json(home.experiment(name) / "experiment.json"))
     shown = number or (versions[-1].number if versions else 0)

@@ -254,8 +254,8 @@ def _print_runs(made: Plan, *, each: bool, console: Console) -> None:
     experiment = made.document.experiment
     if changed := _changed(made):
         console.print(f"[bold]changed[/]  {escape(changed[0])}")
-        for each in changed[1:]:
-            console.print(f"         {each}", markup=False)
+        for line in changed[1:]:
+            console.print(f"         {line}", markup=False)
         console.print()
     console.print(f"[bold]{experiment.name}[/]  {escape(experiment.question)}", end="\n\n")
     colours = {"RUN": "yellow", "RESUME": "cyan", "CACHED": "green"}
@@ -434,7 +434,7 @@ def _asked(experiment: Experiment) -> str:
 
 
 def _experts(shape: ModelShape) -> str:
-    """Returns, for a mixture of experts, the number of experts a token and the router's size."""
+    """Returns, for a mixture of experts, the number of experts per token and the router's size."""
     if not shape.expert_parameters:
         return ""
     parts = f"experts {_count(shape.expert_parameters)}, router {_count(shape.router_parameters)}"

@@ -92,7 +92,7 @@ def _span(home: Home, run_id: str, steps: int) -> tuple[int, int]:
     known = [0, *saved]
     start, end = (known[-2], known[-1]) if saved else (0, last)
     if start == end:
-        raise SpecError(Issue("nothing is recorded that could be replayed", given=run_id))
+        raise SpecError(Issue("no recorded step can be replayed", given=run_id))
     return start, end
 
 
@@ -218,7 +218,7 @@ def _row_differences(table: str, before: pa.Table, again: pa.Table) -> list[str]
 
 
 def _bits(column: pa.ChunkedArray) -> np.ndarray:
-    """Returns one value a row. Two are equal exactly if all bits of the column's values are; so are two
+    """Returns one value per row. Two are equal exactly if all bits of the column's values are; so are two
     NULLs, and two NaNs."""
     if pa.types.is_floating(column.type):
         values = column.to_numpy()

@@ -62,7 +62,7 @@ LAUNCHER: Launcher = LocalRanks()
 def local_command(
     run_directory: Path, ranks: int, port: int, devices: Sequence[str] = (), *, stage: LaunchedStage = "train"
 ) -> list[str]:
-    """Returns the command line of DeepSpeed's launcher on this machine, with one process a rank.
+    """Returns the command line of DeepSpeed's launcher on this machine, with one process per rank.
 
     The launcher exits with a rank's own code when it fails or stops (143 after SIGTERM to the ranks), within a second.
     If it gets a SIGTERM itself, it forwards it, waits at most 30 s, and exits with 1.

@@ -53,7 +53,7 @@ class Share:
     device: str = "cpu"
     """The spec's resources.device; for any value other than the CPU, GPU slots are leased for the processes."""
     gpus: int = 0
-    """Number of GPUs of the ranks and their engines, or of the engines alone. 0: one a rank."""
+    """Number of GPUs of the ranks and their engines, or of the engines alone. 0: one per rank."""
     threads: int = 0
     """The spec's resources.threads."""
     interface: str = ""
@@ -135,7 +135,7 @@ handler, or after it removed it."""
 
 
 class Processes:
-    """The processes of a share, one a rank or engine, with output in the machine's log. They die with this process,
+    """The processes of a share, one per rank or engine, with output in the machine's log. They die with this process,
     however it ends."""
 
     def __init__(self, share: Share, slots: Sequence[str] = ()) -> None:

@@ -82,7 +82,7 @@ class Code:
         return self._differences(stage, sections_of(stage, experiment), experiment)
 
     def of_training_data(self, experiment: Experiment) -> Differences:
-        """Returns the differences of the data stage, see `of_stage`, in the parts on which training depends."""
+        """Returns the differences of the data stage (see `of_stage`) in the parts on which training depends."""
         data = experiment.data
         sources = [*data.train, *(data.evaluation if data.overlap == "drop" else ())]
         return self._differences("data", open_sections(sources), experiment)

@@ -134,7 +134,8 @@ def _rollout(experiment: Experiment) -> dict[str, Any]:
 
 
 def _own_rewards(experiment: Experiment) -> dict[str, Any]:
-    """Returns the own reward of each set, by its place, such as `data.train.0.reward`; empty if no set has one."""
+    """Returns the rewards that sets of problems have for themselves, by path, such as `data.train.0.reward`; empty if
+    no set has one."""
     return {f"{place}.reward": by_content(reward) for place, reward in experiment.own_rewards.items()}
 
 
@@ -144,8 +145,8 @@ def report_identity(experiment: Experiment) -> Identity:
 
 
 def flatten(value: Any, prefix: str = "") -> Identity:
-    """Flattens nested data to {"objective.clip.low": 0.2, "data.train.0.task": ...}; an empty container
-    stays as it is."""
+    """Flattens nested data to {"objective.clip.low": 0.2, "data.train.0.task": ...}. An empty container stays as it
+    is."""
     if isinstance(value, dict) and value:
         items = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, (list, tuple)) and value:
@@ -159,7 +160,7 @@ def flatten(value: Any, prefix: str = "") -> Identity:
 
 
 def by_content(section: OpenSection) -> dict[str, Any]:
-    """Returns the identity of a source or a reward: files that it names on this machine enter by their content."""
+    """Returns the identity of a source or a reward. Files on this machine that it names count by their content."""
     plain = section.identity()
     for where, _, path in section.paths():
         if Path(path).is_file():

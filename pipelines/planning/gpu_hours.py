@@ -21,20 +21,21 @@ SAMPLING_SHARE = 0.6
 
 @dataclass(frozen=True, slots=True)
 class GpuHours:
-    """GPU hours of one run, with every response at its full length. GPUs that wait for others of the run count too."""
+    """GPU hours of one run if every response has its full length. GPUs that wait for other GPUs of the run count
+    too."""
 
     sampling: float
     """Includes every group that dynamic sampling may discard and sample again."""
     training: float
     share_of_peak: float
-    """Expected share of the GPU's bfloat16 peak that the updates reach, see the metric `mfu`."""
+    """Expected share of the GPU's bfloat16 peak that the updates reach; see the metric `mfu`."""
     evaluation: float | None
     """Hours of all checkpoints. None if the size of an evaluation set is unknown before it is read."""
 
     @property
     def total(self) -> float:
-        """Returns the sum of sampling, training and evaluation, which take turns; an evaluation of
-        unknown size is left out."""
+        """Returns the sum of sampling, training and evaluation, which take turns. An evaluation of unknown size is left
+        out."""
         return self.sampling + self.training + (self.evaluation or 0)
 
 
@@ -66,7 +67,7 @@ def evaluation_hours(experiment: Experiment, shape: ModelShape) -> float | None:
 
 
 def precision_warnings(experiment: Experiment) -> list[Issue]:
-    """Warns if a GPU will train in float32: one that the spec asks for, or with `auto` one of this machine."""
+    """Warns if a GPU will train in float32: the GPU that the spec asks for, or with `auto` a GPU of this machine."""
     device, here = experiment.resources.device, experiment.launcher.type == "local"
     on_gpu = device == "cuda" or (device == "auto" and here and bool(slots_here()))
     if not on_gpu or experiment.training.precision != "float32":
@@ -83,7 +84,7 @@ def precision_warnings(experiment: Experiment) -> list[Issue]:
 
 
 def sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int, bounds: TurnBounds) -> float:
-    """Returns the seconds in which all samplers together sample this many responses, each at its full length.
+    """Returns the seconds that all samplers together take for this many responses, each at its full length.
 
     For every sampled token the weights are read once for all responses in flight, and the cache of each response.
     Tokens from the environment are read once, as arithmetic; an engine keeps the cache of earlier turns. A sampler of

@@ -1,4 +1,4 @@
-"""The learner's and the sampler's shares of a GPU's memory, chosen if the spec leaves them open.
+"""Choice of the learner's and the sampler's shares of a GPU's memory, if the spec leaves them open.
 
 The keys are `rollout.sleep` and `rollout.memory_fraction` of a colocated vLLM engine,
 `training.offload.while_sampling`, and `training.gradient_checkpointing`.
@@ -19,13 +19,14 @@ from specs.schema.experiment import Experiment
 from specs.schema.rollout import VllmRollout
 
 USABLE = 0.92
-"""Share of a GPU's memory that is given away. Estimates are known to a tenth, and CUDA takes about 1 GiB."""
+"""Share of a GPU's memory that the plan uses. Estimates are accurate to a tenth, and CUDA takes about 1 GiB."""
 ENGINE_FIXED = GIB
-"""Memory of an engine beside weights, cache and passes: CUDA's graphs and workspaces."""
+"""Bytes of an engine beside weights, cache and passes: CUDA's graphs and workspaces."""
 LEVELS: tuple[bool | str, ...] = (False, "selective", True)
 """Values of `training.gradient_checkpointing`, from the least arithmetic to the least memory."""
 SAMPLING_COPIES = 5
-"""Arrays of float32 logits in which vLLM 0.32 samples: logits, filtered by top_p, logprobs, probabilities, noise."""
+"""Number of arrays as large as the float32 logits that vLLM 0.32 uses to sample: logits, logits filtered by top_p,
+logprobs, probabilities, noise."""
 
 
 Choice = bool | float | str
@@ -59,7 +60,7 @@ class _Turns:
     sleep: bool
     away: bool
     room: float
-    """Bytes that it leaves for the engine."""
+    """Bytes that are left for the engine."""
 
 
 def planned_on(experiment: Experiment, shape: ModelShape, device: Device | None) -> Experiment:
@@ -100,7 +101,7 @@ def knows_gpu(experiment: Experiment) -> bool:
 
 
 def gpu_sharing(experiment: Experiment, shape: ModelShape, device: Device | None) -> GpuSharing | None:
-    """Returns the choice of the open keys. None if no key is open, or the run does not fit in any way."""
+    """Returns the choice of the open keys. None if no key is open, or if no choice makes the run fit."""
     if experiment.training.gradient_checkpointing != "auto":
         return _of_memory(experiment, shape, device)
     if device is None:
@@ -148,7 +149,7 @@ def engine_work(experiment: Experiment, shape: ModelShape, device: Device) -> in
 
 
 def _of_transformers(experiment: Experiment, shape: ModelShape, device: Device) -> GpuSharing | None:
-    """Returns the choice for a sampler in the trainer's process, which takes turns with it in any case."""
+    """Returns the choice for a sampler in the trainer's process. Such a sampler always takes turns with training."""
     stays, leaves = (
         memory_estimate(on_device(experiment.sharing_memory({"while_sampling": away}), device), shape).total
         for away in (False, True)
@@ -182,8 +183,8 @@ def _of_engine(experiment: Experiment, rollout: VllmRollout, shape: ModelShape, 
 
 
 def _ways(experiment: Experiment, rollout: VllmRollout, estimate: MemoryEstimate, usable: float) -> Iterator[_Turns]:
-    """Yields the ways that the spec leaves open and in which an update has its memory, those with the
-    fewest moves first."""
+    """Yields the ways to share the GPU that the spec leaves open and that give an update enough memory. Those that move
+    the least come first."""
     resident = estimate.weights + estimate.only_for_updates + estimate.reference + estimate.scoring
     learner = resident + estimate.for_passes
     leaving = experiment.training.offload.while_sampling
@@ -200,8 +201,8 @@ def _ways(experiment: Experiment, rollout: VllmRollout, estimate: MemoryEstimate
 
 
 def _may_leave(experiment: Experiment) -> bool:
-    """Returns whether the plan may move the memory that only updates need: the key is open, and that memory is not on
-    the host anyhow."""
+    """Returns whether the plan may move the memory that only updates need: the key is open, and the memory is not on
+    the host already."""
     offload = experiment.training.offload
     return offload.while_sampling == "auto" and not offload.optimizer and not offload.parameters
 

@@ -1,4 +1,4 @@
-"""Work of the models that score: calls, tokens, money, memory."""
+"""The work of models that score, such as judges: calls, tokens, money, memory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,12 @@ _OWN_WORDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """The work of one judge in a run, at most."""
+    """Upper bound on the work of one judge in a run."""
 
     judge: str
     calls: int
-    """Calls during training. Cached verdicts cost none; evaluations are extra, because their sets'
-    sizes are unknown."""
+    """Calls during training. Cached verdicts cost no call. Evaluations are not included, because the sizes of their
+    sets are unknown."""
     question_tokens: int
     """Approximate: tokens of the policy are counted as tokens of the judge."""
     reply_tokens: int
@@ -41,7 +41,7 @@ def judging(experiment: Experiment) -> list[Judging]:
 
 
 def scoring_memory(experiment: Experiment) -> int:
-    """Returns the bytes of a rank's device that its scoring models take; those on a CPU are not counted."""
+    """Returns the bytes of a rank's device that its scoring models take. Models on a CPU are not counted."""
     if experiment.resources.device == "cpu":
         return 0
     distinct = {repr(part.identity()): part for _, reward in experiment.rewards() for part in reward.parts()}
@@ -71,7 +71,7 @@ def _of(judge: Judge, experiment: Experiment) -> Judging:
 
 
 def _memory(part: Reward, experiment: Experiment) -> int:
-    """Returns the bytes of a judge's share of the GPU with vLLM, else of the model's weights."""
+    """Returns the bytes of a judge: its share of the GPU with vLLM, else the model's weights."""
     if isinstance(part, Judge) and not part.endpoint:
         gpu = int(experiment.resources.memory_gib * 2**30)
         if part.engine_here("cuda") == "vllm" and gpu:

@@ -1,4 +1,4 @@
-"""Needs of a run, estimated before it starts: its batch arithmetic, its tokens, and the memory of one rank.
+"""Estimates of a run before it starts: its batch arithmetic, its tokens, and the memory of one rank.
 
 Computed from the spec alone; nothing is loaded. Counts of tokens are upper bounds, memory is accurate to a tenth. Sizes
 are in bytes unless a name says otherwise.
@@ -16,16 +16,16 @@ from specs.schema.training import Lora, Training
 
 GIB = 2**30
 LOGITS = 2**26
-"""Logits that the learner holds at once, in float32; this limits the response tokens in a chunk."""
+"""Largest number of logits that the learner holds at once, in float32. It limits the response tokens in a chunk."""
 LIVE_PARAMETERS = 10**9
-"""Most weights that DeepSpeed holds whole at ZeRO 3, by its default (stage3_max_live_parameters)."""
+"""Largest number of weights that DeepSpeed keeps gathered at ZeRO 3, by its default (stage3_max_live_parameters)."""
 RECORDED_TOKEN = 24
 """Bytes on disk of a row of `tokens`, whose logprobs, ratio and entropy hardly compress."""
 TOKENS_ON_GPU = 2048
 """Smallest number of tokens whose logits are held at once on a GPU."""
 REDUCED_PARAMETERS = 5 * 10**8
-"""Gradients that ZeRO reduces over the ranks at once, by its default (reduce_bucket_size); memory for
-all is allocated at the start."""
+"""Number of gradients that ZeRO reduces over the ranks at once, by its default (reduce_bucket_size). Memory for all of
+them is allocated at the start."""
 PREFETCHED_PARAMETERS = 5 * 10**7
 """Largest number of weights that ZeRO 3 gathers ahead at once, by its default (stage3_prefetch_bucket_size), into a
 separate buffer."""
@@ -43,50 +43,53 @@ class BatchAlgebra:
     updates_per_step: int
     updates: int
     tokens_to_sample: int
-    """Largest number of response tokens of the whole run's training: every response at its full length, including every
-    group that may be discarded and sampled again."""
+    """Largest number of response tokens in the whole training: every response has its full length, and all groups that
+    may be discarded and sampled again are included."""
     tokens_given: int
-    """Largest number of tokens that the environment gives in the same responses. Both together are bounded by the
-    responses' length."""
+    """Largest number of tokens that the environment gives in the same responses. The responses' length bounds the sum
+    of sampled and given tokens."""
     tokens_to_train: int
-    """Most prompt and response tokens of all forward-backward passes."""
+    """Largest number of prompt and response tokens of all forward-backward passes."""
     recorded_bytes: int
-    """Bytes on disk of the whole run's rows of `tokens`, every response at its full length."""
+    """Bytes on disk of the whole run's rows of `tokens`, if every response has its full length."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes at the peak of one rank's device, accurate to a tenth, by content."""
+    """Peak bytes on one rank's device, by content, accurate to a tenth."""
 
     weights: int
     gradients: int
     buckets: int
-    """Buffers in which ZeRO reduces gradients over the ranks; two if the backward pass overlaps the reduction. With the
-    optimizer on the host also the buffer for the largest weight's gradient on its way there."""
+    """Buffers in which ZeRO reduces gradients over the ranks; two if the backward pass overlaps the reduction. If the
+    optimizer is on the host, also the buffer through which the largest weight's gradient goes there."""
     optimizer: int
     reference: int
     sampler: int
-    """The sampler's own model, whole on every rank. 0 if it reads the learner's, or has it in `kv_cache`."""
+    """The sampler's own model, whole on every rank. 0 if the sampler uses the learner's model, or if `kv_cache`
+    includes it."""
     gathered: int
     """Weights that ZeRO 3 gathers for the current layers and the next ones."""
     activations: int
     logits: int
-    """Logits of a chunk of tokens, and the gradient of the output head, which is summed over the chunks in float32."""
+    """Logits of a chunk of tokens, and the gradient of the output head, summed over the chunks in float32."""
     distributions: int
-    """The reference's distributions at a step's tokens, if a divergence is summed over tokens: hidden states, and a
-    copy of an output head that changes or is gathered; or the most likely tokens. 0 without such a sum."""
+    """The reference's distributions at a step's tokens, if a divergence is summed over the vocabulary. They are stored
+    as hidden states, with a copy of the output head if it changes or is gathered, or as the most likely tokens. 0
+    without such a divergence."""
     kv_cache: int
-    """For an engine that takes a share of a known memory, the share, its weights included. 0 if it has its own GPUs."""
+    """If the engine takes a share of a known memory, that share, which includes its weights. 0 if the engine has its
+    own GPUs."""
     cache_stays: bool = False
-    """Whether `kv_cache` is held during training too: by an engine that does not sleep, or that samples meanwhile."""
+    """Whether `kv_cache` stays allocated during training, because the engine does not sleep or samples meanwhile."""
     scoring: int = 0
-    """Models that score on the rank's GPU: a judge, a classifier."""
+    """Models that score on the rank's GPU, such as a judge or a classifier."""
     away: int = 0
     """Bytes of the parts above that are in host memory while rollouts are sampled."""
 
     @property
     def total(self) -> int:
-        """Returns the sum of the parts; if sampling and training take turns, the larger of the two turns."""
+        """Returns the sum of the parts, or the larger turn if sampling and training take turns."""
         fixed = (
             self.weights + self.gradients + self.buckets + self.optimizer + self.reference + self.sampler + self.scoring
         )
@@ -100,12 +103,14 @@ class MemoryEstimate:
 
     @property
     def only_for_updates(self) -> int:
-        """Returns the memory that `training.offload.while_sampling` moves to the host, or DeepSpeed frees by then."""
+        """Returns the memory that is off the device while rollouts are sampled: `training.offload.while_sampling` moves
+        it to the host, or DeepSpeed has freed it."""
         return self.gradients + self.buckets + self.optimizer
 
 
 def turn_bounds(experiment: Experiment, max_response_length: int = 0) -> TurnBounds:
-    """Returns the largest content of a response. If an environment sets no bounds, any token may be sampled or given.
+    """Returns the largest numbers of sampled and given tokens of a response. If an environment sets no bounds, any
+    token may be either.
 
     Args:
         max_response_length: bound of a response in tokens; 0: that of training.
@@ -143,8 +148,8 @@ def batch_algebra(experiment: Experiment) -> BatchAlgebra:
 
 
 def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate:
-    """Returns one rank's device memory; weights, gradients and optimizer state are partitioned as the
-    ZeRO stage says."""
+    """Returns one rank's device memory. The ZeRO stage decides which of weights, gradients and optimizer state are
+    partitioned."""
     training, rollout = experiment.training, experiment.rollout
     low_precision = training.precision == "bfloat16"
     size = 2 if low_precision else 4
@@ -193,8 +198,8 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
 
 
 def _compared_logits(experiment: Experiment, vocabulary: int, chunk: int) -> int:
-    """Returns the bytes of the blocks of a chunk that a divergence over the vocabulary takes beside the policy's: the
-    reference's logits, and for the Jensen-Shannon divergence two of its work."""
+    """Returns the bytes that a divergence over the vocabulary takes for a chunk, in addition to the policy's logits:
+    the reference's logits and, for the Jensen-Shannon divergence, two more blocks of this size."""
     objective = experiment.objective
     if objective.summed_over != "full":
         return 0
@@ -228,8 +233,8 @@ def wanted_cache(experiment: Experiment, shape: ModelShape) -> int:
 
 
 def engine_memory(experiment: Experiment) -> int:
-    """Returns the bytes of a GPU that the sampler takes for weights and cache together. 0: as much as
-    these need, or unknown."""
+    """Returns the bytes of a GPU that the sampler takes for weights and cache together. 0 if it takes as much as these
+    need, or if unknown."""
     return int(experiment.rollout.memory_share * experiment.resources.memory_gib * GIB)
 
 
@@ -250,8 +255,8 @@ def _buckets(trained: int, experiment: Experiment, size: int) -> int:
 
 
 def _staged(shape: ModelShape, training: Training) -> int:
-    """Returns the elements of the buffer through which gradients go to an optimizer on the host: those of the largest
-    trained weight. 0 at ZeRO 3, which has no such buffer."""
+    """Returns the number of elements in the buffer through which gradients go to an optimizer on the host, as many as
+    the largest trained weight has. 0 at ZeRO 3, which has no such buffer."""
     if not training.offload.optimizer or training.deepspeed_stage == 3:
         return 0
     if training.lora:
@@ -264,15 +269,15 @@ def _shard(size: int, training: Training, from_stage: int) -> int:
 
 
 def _gathered(parameters: int, training: Training) -> int:
-    """Returns the largest number of weights that are whole at once. A single rank gathers none, unless
-    they come from the host."""
+    """Returns the largest number of weights that are gathered at once. A single rank gathers none, unless they come
+    from the host."""
     if training.zero_stage < 3 or (training.ranks == 1 and not training.offload.parameters):
         return 0
     return min(parameters, LIVE_PARAMETERS) + min(parameters, PREFETCHED_PARAMETERS)
 
 
 def _largest_microbatch(experiment: Experiment) -> int:
-    """Returns the tokens of a rank's part of the largest microbatch; ranks may share a row."""
+    """Returns the tokens of a rank's part of the largest microbatch. Ranks may share a row."""
     longest, training = longest_sequence(experiment), experiment.training
     per_update = training.prompts_per_step * training.group_size // training.minibatches * longest
     # A single response above the budget is still one microbatch.
@@ -282,8 +287,8 @@ def _largest_microbatch(experiment: Experiment) -> int:
 
 
 def _activations(shape: ModelShape, training: Training, tokens: int, size: int, logits: int) -> int:
-    """Returns the bytes of activations kept for the backward pass, and of the work on one layer in it, for which the
-    logits' memory is free by then.
+    """Returns the bytes of activations kept for the backward pass, and of the temporary memory for one layer in it. The
+    logits' memory is free by then and can be used for the latter.
 
     Recomputation keeps each layer's input, and works on the whole of one layer, or on the parts of it that were not
     kept.
@@ -320,9 +325,9 @@ def _layer_activations(shape: ModelShape, size: int, *, fused: bool) -> int:
 
 
 def _product_activations(shape: ModelShape, size: int, *, fused: bool) -> tuple[int, int]:
-    """Returns the bytes of one layer and token that the results of its matrix products and attention take, and how many
-    of them autograd saves unchanged: values, the attention's result, the input of the MLP's activation, and the input
-    of a norm of queries and keys, unless it must be converted first."""
+    """Returns, for one layer and token, the bytes of the results of matrix products and attention, and how many of
+    these bytes autograd saves unchanged: values, the attention's result, the input of the MLP's activation, and the
+    input of a norm of queries and keys unless it must be converted first."""
     inner = (2 if shape.is_gated else 1) * shape.intermediate_size
     turned = shape.attention_size + shape.key_value_size
     saved = shape.key_value_size + shape.attention_size + inner
@@ -333,14 +338,14 @@ def _product_activations(shape: ModelShape, size: int, *, fused: bool) -> tuple[
 
 
 def _norm_activations(shape: ModelShape, size: int, *, fused: bool) -> int:
-    """Returns the bytes of a norm. An RMS norm keeps its input in float32, and its normalised values before and after
-    its weight; if fused, and as GPT-2's LayerNorm does, its input and its output."""
+    """Returns the bytes of a norm. An RMS norm keeps its input in float32, and the normalised values before and after
+    its weight. A fused norm and GPT-2's LayerNorm keep input and output."""
     return shape.hidden_size * (4 + 2 * size if shape.is_gated and not fused else 2 * size)
 
 
 def _logits(shape: ModelShape, chunk: int, size: int, *, has_gradient: bool) -> int:
-    """Returns the bytes of two blocks of a chunk; with the head's gradient, also that in float32 and, if the weights
-    have another type, in theirs."""
+    """Returns the bytes of two blocks of a chunk, and of the head's gradient if there is one, which is stored in
+    float32 and, if the weights have another type, in that type too."""
     blocks = chunk * shape.vocab_size * 4 * 2
     head = shape.vocab_size * shape.hidden_size * (4 + (size if size < 4 else 0))
     return blocks + (head if has_gradient else 0)

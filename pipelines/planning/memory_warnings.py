@@ -1,4 +1,4 @@
-"""Warnings of runs that do not fit their device or the disk, with what helps."""
+"""Warnings about runs that do not fit their device or the disk, with remedies."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -41,7 +41,7 @@ def disk_warnings(experiments: Iterable[Experiment], free: int) -> list[Issue]:
 
 
 def memory_warnings(experiment: Experiment) -> list[Issue]:
-    """Warns if the estimate exceeds the device's memory, see `device_of`."""
+    """Warns if the estimate exceeds the memory of the device (`device_of`)."""
     shape = model_shape(experiment)
     device = device_of(experiment, shape) if shape else None
     if shape is None or device is None or _fits(experiment, shape, device) or memory_errors(experiment):
@@ -66,7 +66,8 @@ def memory_warnings(experiment: Experiment) -> list[Issue]:
 
 
 def memory_errors(experiment: Experiment) -> list[Issue]:
-    """Returns an error if a run fits its device, but not with a divergence that is summed over tokens."""
+    """Returns an error if a run would fit its device without a divergence that is summed over the vocabulary, and does
+    not fit with it."""
     if experiment.objective.summed_over == "sampled":
         return []
     shape = model_shape(experiment)
@@ -114,7 +115,8 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
 
 
 def _gain_while_sampling(estimate: MemoryEstimate, experiment: Experiment) -> str:
-    """Returns a further remedy if sampling needs more than training; empty if it gains almost nothing."""
+    """Returns a further remedy if sampling needs more memory than training; empty if the remedy gains almost
+    nothing."""
     gain = estimate.total - replace(estimate, away=estimate.only_for_updates).total
     offload = experiment.training.offload
     if gain < GIB / 10 or offload.optimizer or offload.parameters or experiment.resources.device == "cpu":

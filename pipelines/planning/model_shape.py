@@ -1,4 +1,4 @@
-"""Figures of a decoder that determine memory and time: transformers builds the model without values.
+"""Figures of a decoder that determine memory and time, counted on a model that transformers builds without values.
 
 It does so in a child process, unless torch is imported already. The result is kept by the configuration's digest in the
 user's own cache, so that planning does not need torch and a configuration is counted once.
@@ -26,7 +26,7 @@ from specs.schema.experiment import Experiment
 from specs.schema.model import Model, PretrainedModel, ScratchModel
 
 _COUNT_SECONDS = 300
-"""Largest number of seconds for counting. In a fork, the imports before it are not counted."""
+"""Longest time in seconds that counting may take. The imports before it do not count in a fork."""
 
 
 def model_shape(experiment: Experiment) -> ModelShape | None:
@@ -36,7 +36,7 @@ def model_shape(experiment: Experiment) -> ModelShape | None:
 
 
 def teacher_shape(experiment: Experiment) -> ModelShape | None:
-    """Returns the shape of the reference model. None if there is no reference, or as above."""
+    """Returns the shape of the reference model. None if there is no such model, or for the reasons of `model_shape`."""
     return _shape_of(experiment.reference.teacher) if experiment.reference.teacher else None
 
 
@@ -81,8 +81,8 @@ def _kept_or_counted(settings: str) -> ModelShape | None:
 
 
 def _place(settings: str) -> Path | None:
-    """Returns the file of a configuration's figures, named by everything that they depend on. None if
-    none can be kept."""
+    """Returns the cache file of a configuration's figures, named after everything that they depend on. None if no file
+    can be kept."""
     with suppress(OSError):
         code = [Path(str(module.__file__)).read_bytes() for module in (shape, traffic, pretrained)]
         digest = hashlib.sha256(b"\0".join([settings.encode(), version("transformers").encode(), *code])).hexdigest()
@@ -91,8 +91,8 @@ def _place(settings: str) -> Path | None:
 
 
 def _count(settings: str) -> dict[str, Any] | None:
-    """Returns the figures, from a child process unless torch is here already. None if transformers
-    cannot build the model."""
+    """Returns the figures, from a child process unless this process has imported torch. None if transformers cannot
+    build the model."""
     if "torch" in sys.modules:
         return _count_here(settings)
     # The check of the model reports errors in the settings.
@@ -114,7 +114,7 @@ def _count(settings: str) -> dict[str, Any] | None:
 
 
 def _count_here(settings: str) -> dict[str, Any] | None:
-    """Counts the figures in this process, without the time limit of a child."""
+    """Counts the figures in this process, without the time limit that a child process has."""
     from transformers.utils import logging as transformers_logging
 
     told = transformers_logging.get_verbosity()

@@ -40,20 +40,21 @@ class StagePlan:
     identity: fp.Identity
     """The fields that were hashed, by path."""
     inputs: dict[str, str]
-    """Fingerprints of the stages that it reads."""
+    """Fingerprints of the stages that this stage reads."""
     action: Action
     reason: str
     """Reason for the action, down to the spec's line if a field changed."""
     output: Path
     taken_from: str = ""
-    """For a train or evaluate stage, the id of the run that has done it, under another name or with fewer steps, and
-    whose result it reuses or resumes from. Empty if there is no such run."""
+    """For a train or evaluate stage, the id of the run whose result this stage reuses or resumes from: a run with
+    another name, or with fewer steps. Empty if there is no such run."""
     taken_step: int = 0
-    """The step of that run from which it resumes, if the two differ after it. 0: it reuses all steps."""
+    """The step of that run from which this stage resumes, if the two runs differ after it. 0 if all steps are
+    reused."""
     code: Differences = field(default_factory=dict)
-    """Differences between its code and the release."""
+    """Differences between the stage's code and the release."""
     results: int = 0
-    """The results number of its code."""
+    """The results number of the stage's code."""
     accepted: str = ""
     """Differences in the code that made the result, which is reused at the user's request. Empty if the
     code is the same."""
@@ -81,7 +82,7 @@ class RunPlan:
 
     @property
     def recipe(self) -> str:
-        """Returns a digest of the inputs of the run's id, without the seed: it is the same for all runs of a cell."""
+        """Returns a digest of the inputs of the run's id, without the seed. All runs of a cell have the same recipe."""
         if not self.experiment.trains:
             return self.stage("evaluate").fingerprint[:16]
         train = self.stage("train")
@@ -89,7 +90,7 @@ class RunPlan:
         return fp.fingerprint("train", without_seed, train.inputs, train.code, results=train.results)[:16]
 
     def record(self) -> dict[str, Any]:
-        """Returns the record that later plans compare with; kept as the run's plan.json."""
+        """Returns the record with which later plans compare theirs, kept as the run's plan.json."""
         stages = {
             stage.stage: stage_record(stage.fingerprint, stage.identity, stage.inputs, stage.code, stage.results)
             for stage in self.stages
@@ -106,8 +107,8 @@ class Plan:
 
     @property
     def in_turn(self) -> list[RunPlan]:
-        """Returns the runs in execution order, seed by seed over all cells: if they end early, cells
-        can still be compared."""
+        """Returns the runs in execution order: all cells with the first seed, then with the next. If execution ends
+        early, cells can still be compared."""
         seeds = list(dict.fromkeys(run.seed for run in self.runs))
         return sorted(self.runs, key=lambda run: seeds.index(run.seed))
 
@@ -147,13 +148,13 @@ class _StageIdentity:
     """See StagePlan."""
 
     def record(self) -> dict[str, Any]:
-        """Returns the record, see `stage_record`."""
+        """Returns the stage's record; see `stage_record`."""
         return stage_record(self.fingerprint, self.identity, self.inputs, self.code, self.results)
 
 
 @dataclass(frozen=True, slots=True)
 class _RunIdentity:
-    """A cell and the inputs of its stages' hashes, before any lookup on the disk."""
+    """A cell and the inputs of its stages' hashes, before anything is looked up on disk."""
 
     run_id: str
     cell: "Cell"
@@ -182,8 +183,8 @@ class _Planner:
         return _identify(cell, self._code, run_id, accepted) if accepted else identified
 
     def _accepted(self, run: _RunIdentity) -> tuple[str, dict[str, Any]]:
-        """Returns the newest recorded run with the most whole stages of this one, whatever code made them, and those
-        stages.
+        """Returns the recorded run that has the most undamaged stages of this run, whatever code made them, and these
+        stages. The newest wins a tie.
 
         For training this is the run itself; for data or base model alone, any run of the experiment.
         """
@@ -192,7 +193,7 @@ class _Planner:
         return run_id, accepted
 
     def _same_but_for_code(self, run: _RunIdentity, plan: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields the stages in a run's record whose results are whole and come from the same spec."""
+        """Yields the stages in a run's record whose results are undamaged and come from the same spec."""
         experiment, found = run.cell.experiment, set[str]()
         trains_on = fp.train_data_identity(experiment) == fp.of_training_data(plan["stages"]["data"]["identity"])
         needs = {"base": set[str](), "train": {"base"}, "evaluate": {"data", "train" if experiment.trains else "base"}}
@@ -260,8 +261,8 @@ class _Planner:
     def _decide(
         self, run_id: str, name: str, stage: _StageIdentity, output: Path, unfinished: list[str]
     ) -> tuple[Action, str]:
-        """Returns the action, and the reason if it lies in the state of the disk; `results.damage_of` decides whether a
-        result is whole."""
+        """Returns the action, and its reason if the state of the disk is the reason. `results.damage_of` decides
+        whether a result is damaged."""
         run, since = self._home.run(run_id), self._document.reuse.since_of(name)
         if name == "report":
             state = read_json(run / "state.json")
@@ -285,8 +286,8 @@ class _Planner:
         return "RUN", ""
 
     def _trained_by_another(self, run: _RunIdentity) -> tuple[Action, str, str]:
-        """Returns the action for training that this run has not started, its reason, and the run that has trained the
-        same.
+        """Returns the action for training that this run has not started, its reason, and the run that has done the same
+        training.
 
         The end of a run's id depends on the training alone, not on the experiment's name. From runs with fewer steps it
         takes one of the experiment whose every step is one of this run's too.
@@ -306,7 +307,7 @@ class _Planner:
         return "RESUME", f"continues from step {_steps(longest)} of {source}", source
 
     def _begun_by_another(self, run: _RunIdentity) -> tuple[int, str]:
-        """Returns the latest step up to which a run of the experiment was trained with the same values and has its
+        """Returns the latest step up to which a run of the experiment was trained with the same values and kept its
         state, and that run; (0, "") without such a run."""
         if run.cell.experiment.rollout.max_staleness:  # batches are sampled ahead, some under other values
             return 0, ""
@@ -314,7 +315,7 @@ class _Planner:
         return max((each for each in found if each[0]), default=(0, ""))
 
     def _shared_step(self, plan: dict[str, Any], run: _RunIdentity) -> int:
-        """Returns the last saved step of an earlier run up to which this one is the same; 0 without such a step."""
+        """Returns the last saved step up to which an earlier run is the same as this one; 0 without such a step."""
         before, now = plan["stages"].get("train"), run.stages["train"]
         if not before or before["inputs"] != now.inputs or plan["run_id"] == run.run_id:
             return 0
@@ -339,7 +340,7 @@ class _Planner:
         return max((step for step in saved if step <= shared), default=0)
 
     def _evaluated_by_another(self, run: _RunIdentity) -> str:
-        """Returns the run, under another name, that has evaluated the same; empty without such a run."""
+        """Returns the run, under another name, that has done the same evaluation; empty without such a run."""
         fingerprint = run.stages["evaluate"].fingerprint
         for directory in sorted(self._home.root.glob(f"runs/*-{run.run_id.rpartition('-')[2]}")):
             manifest = manifest_of("evaluate", self._output(directory.name, "evaluate", fingerprint))
@@ -348,8 +349,8 @@ class _Planner:
         return ""
 
     def _is_beginning(self, plan: dict[str, Any], run: _RunIdentity) -> bool:
-        """Returns whether an earlier run was trained to its end, with the same spec but fewer steps,
-        and has its last state."""
+        """Returns whether an earlier run with the same spec but fewer steps was trained to its end and has kept its
+        last state."""
         before, now = plan["stages"].get("train"), run.stages["train"]
         if not before or before["inputs"] != now.inputs:
             return False
@@ -363,9 +364,9 @@ class _Planner:
         return saved.is_file() and not damage_of(directory / "train.json", same_code)
 
     def _predecessor(self, run: _RunIdentity) -> dict[str, Any] | None:
-        """Returns the last plan of the run that this one replaces: the same run, else one of the same cell (with the
-        same seed if possible), else one with the same seed, else any. Of several, the one with the fewest
-        differences."""
+        """Returns the last plan of the run that this one replaces: the same run, else a run of the same cell (with the
+        same seed if possible), else a run with the same seed, else any run. If there are several, the one with
+        the fewest differences."""
         values, seed = run.cell.values, run.cell.seed
         for is_like in (
             lambda record: record["run_id"] == run.run_id,
@@ -374,12 +375,13 @@ class _Planner:
             lambda record: record["seed"] == seed,
             lambda _record: True,
         ):
-            if alike := [record for record in self._earlier_plans if is_like(record)]:
+            alike: list[dict[str, Any]] = [record for record in self._earlier_plans if is_like(record)]
+            if alike:
                 return min(reversed(alike), key=lambda record: _num_differences(record, run))
         return None
 
     def _changes(self, name: str, stage: _StageIdentity, unfinished: list[str], run: _RunIdentity) -> str:
-        """Returns why a stage runs whose result is missing: the differences from the previous plan."""
+        """Returns why a stage with a missing result runs: the differences from the previous plan."""
         predecessor = self._predecessor(run)
         before = predecessor["stages"].get(name) if predecessor else None
         if before is None:
@@ -390,7 +392,7 @@ class _Planner:
 
     def _place(self, path: str, values: Mapping[str, Any]) -> str:
         """Returns a field's place in the spec: ` (FILE:LINE)`, ` (--set)`, or ` (default)` if the spec leaves it out.
-        `values`: the cell's."""
+        `values`: the cell's values."""
         parts = tuple(int(part) if part.isdigit() else part for part in path.split("."))
         if unknown(Experiment, parts) is None and not says(cell_source(self._document.source, values), parts):
             return " (default)"
@@ -412,7 +414,7 @@ def _steps(plan: dict[str, Any]) -> int:
 
 
 def why_from_the_start(experiment: Experiment) -> str:
-    """Returns the reason why training cannot continue from the end of a run with fewer steps; empty if it can."""
+    """Returns why training cannot continue from the end of a run with fewer steps; empty if it can."""
     schedule = experiment.training.schedule.type
     if schedule != "constant":
         return f"at each step the rate of a {schedule} schedule depends on how many there are"
@@ -484,8 +486,8 @@ def _run_id(cell: "Cell", train_fingerprint: str) -> str:
 
 
 def _measured(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of the evaluation section: changing it evaluates the same run again, but cells that differ
-    only in it stay separate runs."""
+    """Returns the values of the evaluation section. A changed value evaluates the same run again, but cells that differ
+    only in this section stay separate runs."""
     return {path: value for path, value in values.items() if path.startswith(("evaluation", "data.evaluation"))}
 
 

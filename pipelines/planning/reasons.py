@@ -7,7 +7,7 @@ from pipelines.planning.code import OURS, release
 
 _SHOWN_CHANGES = 3
 _SEED = "seeds.0"
-"""Path of a run's only seed. It differs if no run of the cell had this seed, so the old value is meaningless."""
+"""Path of a run's only seed. If it differs, no run of the cell had this seed, and the old value is not shown."""
 
 
 def changes(

@@ -21,17 +21,18 @@ PRODUCTS = 0.77
 ATTENTION = (0.226, 0.203)
 """Share of the peak in torch's attention for packed rows, forward and backward: 224 and 201 TFLOP/s on an H200."""
 BANDWIDTH = 0.58
-"""Share of the memory's bandwidth that all other operations of a pass reach, measured as above. A sum of two large
-tensors reaches 0.88; these work on smaller ones, and accumulate gradients."""
+"""Share of the memory's bandwidth that all other operations of a pass reach, measured in the same passes. A sum of two
+large tensors reaches 0.88; these operations work on smaller tensors and accumulate gradients."""
 BACKWARD_PAIRS = 2.5
-"""Arithmetic of attention in a backward pass over that in a forward pass."""
+"""Ratio of attention's arithmetic in a backward pass to that in a forward pass."""
 PASS_BYTES = 16
 """Bytes moved for each trained weight in a pass: its gradient goes to a bucket, and is accumulated in float32."""
 UPDATE_BYTES = 30
 """Bytes moved for each trained weight in an update: master weight, two moments, gradient, and the
 weight in bfloat16."""
 _COMPARED_BYTES = 48
-"""Bytes moved for each logit in comparing whole distributions, in one of the two passes: a dozen times a float32."""
+"""Bytes moved for each logit when whole distributions are compared, in one of the two passes: a dozen times a
+float32."""
 UNCOUNTED_SHARE = 0.25
 """Share of the peak that is assumed for models that do not run on meta tensors."""
 
@@ -53,14 +54,14 @@ class TokenSeconds:
     forward: float
     backward: float
     recompute_all: float
-    """Added if layers keep only their input."""
+    """Added if layers keep only their input for the backward pass."""
     recompute_some: float
-    """Added if they keep the results of products and attention too."""
+    """Added if layers also keep the results of products and attention."""
 
 
 def fuses(experiment: Experiment) -> bool:
-    """Returns whether a run will use Liger's kernels on a GPU, by the spec, the model's settings and
-    the packages here."""
+    """Returns whether a run will use Liger's kernels on a GPU, by the spec, the model's settings and the packages on
+    this machine."""
     match experiment.training.kernels:
         case "torch":
             return False
@@ -107,7 +108,7 @@ def token_seconds(
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """GPU seconds of a training step over all ranks, every response at its full length."""
+    """GPU seconds of a training step over all ranks, if every response has its full length."""
 
     logprobs: float
     """Old and reference logprobs."""
@@ -146,8 +147,9 @@ def step_seconds(experiment: Experiment, shape: ModelShape) -> StepSeconds:
 
 
 def _compared(reference: ModelShape) -> float:
-    """Returns the seconds for each response token of comparing whole distributions in an update: the reference's
-    logits, forward and again backward, and operations that traverse either policy's."""
+    """Returns the seconds for each response token that an update takes to compare whole distributions: to compute the
+    reference's logits in the forward pass and again in the backward pass, and to traverse the logits of both
+    policies."""
     logits = reference.vocab_size
     product = Work(2 * logits * reference.hidden_size, _COMPARED_BYTES * logits)
     return 2 * _seconds(product, H100)

@@ -18,11 +18,11 @@ from specs.machine.own_cache import place_to_save_time
 
 PRODUCT = ("specs", "rpg", "storage", "pipelines")
 _LOGS = frozenset({"print", "say", "warn", "debug", "info", "warning", "error", "exception", "critical"})
-"""Names of functions and methods whose literals are for people."""
+"""Names of functions and methods whose literals only people read."""
 _READ_BY_POLICY = frozenset({"ToolError", "ChatError"})
-"""Errors that are answers to the policy, or to its program."""
+"""Errors whose texts the policy or its program reads."""
 _TOOLS = "rpg.tools."
-"""Package in which every error but those of specs may be an answer to the policy."""
+"""Package in which the policy may read the text of any error, except errors of specs."""
 _TEXT = "text"
 _MOST_NOTES = 5000
 
@@ -33,7 +33,7 @@ class Syntax(NamedTuple):
     tree: str
     """Digest of the tree, without imports from the product and the module's own package."""
     imports: list[tuple[str, str]]
-    """Dotted paths that it imports from the product and its own package, inside functions too, or starts with
+    """Dotted paths that the module imports from the product and its own package, also inside functions, or starts with
     `python -m`; each with its name after `as`."""
 
 
@@ -60,7 +60,7 @@ class Notes:
         return Notes._read[key]
 
     def keep(self) -> None:
-        """Saves the results parsed since. Nothing depends on it."""
+        """Saves the results that were parsed since the last save. Nothing depends on its success."""
         if Notes._are_new and (path := self._path()):
             newest = dict(list(Notes._read.items())[-_MOST_NOTES:])
             with suppress(OSError, DiskError):
@@ -69,12 +69,12 @@ class Notes:
 
     @staticmethod
     def _path() -> Path | None:
-        """Returns the file of the notes for this version of the code. None if there can be none."""
+        """Returns the file of the notes for this version of the code. None if no cache directory is available."""
         return place_to_save_time("planning", "code", f"{digest_of(Path(__file__).read_bytes())}.json")
 
 
 def read(source: bytes, name: str, package: str) -> Syntax:
-    """Returns the syntax of a module, see `Notes.read`. Texts are left out only in the product's code."""
+    """Returns the syntax of a module; see `Notes.read`. Texts are left out only in the product's code."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # the import reports it
@@ -146,7 +146,7 @@ def _is_ours(node: Any, top: str) -> bool:
 
 
 class _Texts:
-    """A search for the texts for people in a module.
+    """A search for the texts in a module that only people read.
 
     Args:
         in_tools: errors may be answers to the policy.
@@ -189,7 +189,7 @@ class _Texts:
         self._found |= {id(node) for node in inside if _is_literal(node)}
 
     def _for_people(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Yields the parts of a node whose literals are for people alone."""
+        """Yields the parts of a node whose literals only people read."""
         match node:
             case ast.Call() if _name_of(node) == "Issue":
                 self._found.add(id(node))
@@ -225,6 +225,6 @@ def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _name_of(node: ast.expr) -> str:
-    """Returns the last part of the name that an expression is, or calls."""
+    """Returns the last part of a dotted name, or of the name that a call calls."""
     called = node.func if isinstance(node, ast.Call) else node
     return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""

@@ -1,4 +1,4 @@
-"""The weights that a run has exported, for an evaluation of them: by step, the last, the best."""
+"""Lookup of the weights that a run has exported, for their evaluation: by step, the last or the best."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -20,7 +20,7 @@ _MOST_ACCURATE = """
 
 
 def weights_in(home: Home) -> WeightsOf:
-    """Finds weights in a home. Its errors name the field `run` or `checkpoint` of the model."""
+    """Finds weights in a home. Errors name the model's field `run` or `checkpoint`."""
 
     def weights_of(model: EvaluatedRun) -> str:
         return str(_directory(home, model).absolute())
@@ -29,8 +29,8 @@ def weights_in(home: Home) -> WeightsOf:
 
 
 def most_accurate(home: Home, run_id: str, steps: Collection[int]) -> int | None:
-    """Returns the step with the highest accuracy among some steps of a run, the latest of equal ones. None if none was
-    evaluated.
+    """Returns the one of these steps of a run that has the highest accuracy; of equal ones, the latest. None if no step
+    was evaluated.
 
     The accuracy is that on the set in `training.checkpoint.keep_best.accuracy_on` of its spec, else the mean over its
     sets.
@@ -83,7 +83,7 @@ def _last(home: Home, run_id: str, fingerprint: str) -> int:
     manifest = home.run(run_id) / "train.json"
     if damage := damage_of(manifest, fingerprint):
         hint = f"`rpg resume {run_id}`, or name a step that it has exported"
-        raise SpecError(Issue(f"{run_id} is not trained to its end: {damage}", ("checkpoint",), "last", hint=hint))
+        raise SpecError(Issue(f"{run_id} has not finished training: {damage}", ("checkpoint",), "last", hint=hint))
     return int(read_json(manifest)["steps"])
 
 

@@ -36,15 +36,15 @@ IMPORTS = (
     "rpg.trainer",
     "rpg.evaluation.stage",
 )
-"""Modules that the stages of a command need. None is a program that a process runs, and none computes anything at
+"""Modules that the stages of a command need. No module is a program that a process runs, or computes anything at
 import."""
 OF_SERVER = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "DS_ACCELERATOR": "cpu"}
 """Environment variables that the server gets in addition to the command's."""
 READ_LATE = ("PREFECT_", "DO_NOT_TRACK", "COLUMNS", "LINES", *OF_SERVER)
-"""Prefixes of names of variables that no module reads at import. A command sets Prefect's once it has a server;
-readline sets the terminal's size."""
+"""Prefixes of variables that no module reads at import, and that may change later: a command sets Prefect's variables
+once it has a server, and readline sets the terminal's size."""
 _MAY_BE_LOST = {"jemalloc_bg_thd"}
-"""Threads that a fork can lack: pyarrow's allocator then returns memory without its thread."""
+"""Threads that a fork can lack. Without its thread, pyarrow's allocator still returns memory."""
 
 _began_with: dict[str, str] = {}
 """The server's environment at its start."""
@@ -92,7 +92,7 @@ class Program:
     inherited: Mapping[str, str]
     """The command's environment."""
     environment: Mapping[str, str]
-    """Variables in addition to those, which no module reads at import."""
+    """Variables in addition to the server's. No module reads them at import."""
 
     def _bootstrap(self, parent_sentinel: int) -> int:
         """Runs the program and returns its exit code. The server calls this in the fork, with a pipe from the
@@ -132,7 +132,7 @@ class Program:
 
 
 def _descriptors_of_server() -> list[int]:
-    """Returns the descriptors that `multiprocessing` keeps in a fork, and makes it forget them."""
+    """Returns the descriptors that `multiprocessing` keeps open in a fork, and removes them from its records."""
     server: Any = forkserver._forkserver
     tracker: Any = resource_tracker._resource_tracker
     kept = [server._forkserver_alive_fd, tracker._fd, sys.stdin.fileno()]
@@ -163,7 +163,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _reopen(name: str) -> None:
-    """Opens a standard stream again: the old object remembers whether its former descriptor could seek."""
+    """Opens a standard stream again, because the old object remembers whether its former descriptor could seek."""
     old = getattr(sys, name)
     raw = open(old.fileno(), "wb", buffering=0, closefd=False)  # noqa: SIM115 (it stays open)
     settings = {key: getattr(old, key) for key in ("encoding", "errors", "line_buffering")}
@@ -184,8 +184,8 @@ def lost_threads() -> list[str]:
 
 
 def show_as(title: str) -> None:
-    """Sets the title that `ps` shows for this process, within the memory of the arguments: programs that search for
-    a home's processes read their environment."""
+    """Sets the title that `ps` shows for this process. The title does not overwrite the memory of the environment, by
+    which programs find a home's processes."""
     os.environ["SPT_NOENV"] = "1"
     from setproctitle import setproctitle
 

@@ -35,33 +35,33 @@ FORK_STAGES = "RPG_FORK_STAGES"
 PRELOAD = "pipelines.processes.fork_preload"
 """Module that the server imports as it starts."""
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg", "/proc/driver/nvidia")
-"""Paths that exist only on a machine with a GPU: NVIDIA's driver, AMD's, Windows's for its Linux."""
+"""Paths that exist only on a machine with a GPU: the drivers of NVIDIA, of AMD, and of Windows' subsystem for Linux."""
 _POLL_SECONDS = 0.02
 _server: Any = forkserver.ForkServer()
-"""Not the server of `multiprocessing` itself, which the calling program may use for its own forks."""
+"""Our fork server. It is separate from `multiprocessing`'s global one, which the calling program may use for its own
+forks."""
 _has_forked = False
 
 
 def may_fork() -> bool:
-    """Returns whether processes of this machine may be forks: it is Linux without a GPU, and RPG_FORK_STAGES allows
-    it."""
+    """Returns whether processes on this machine may be forks: it runs Linux without a GPU, and RPG_FORK_STAGES allows
+    forks."""
     here = sys.platform == "linux" and os.environ.get(FORK_STAGES) != "0"
     return here and not any(Path(path).exists() for path in _ACCELERATORS)
 
 
 def forks_stages(experiment: Experiment, slots: Sequence[str] = ()) -> bool:
-    """Returns whether stages of the experiment may be forks: they have no GPUs, and their engine starts no
-    processes."""
+    """Returns whether stages of the experiment may be forks: they use no GPUs, and their engine starts no processes."""
     return not slots and experiment.rollout.engine != "vllm"
 
 
 def has_forked() -> bool:
-    """Returns whether this process has a server with the imports, because it has requested a fork from it."""
+    """Returns whether this process has a fork server, which exists once a fork was requested."""
     return _has_forked
 
 
 class Forked:
-    """A fork, with the part of `subprocess.Popen` that its callers use."""
+    """A fork, with those methods of `subprocess.Popen` that its callers use."""
 
     def __init__(self, pid: int, exit_code: Callable[[], int | None]) -> None:
         """Only `fork` and `fork_self` call this.
@@ -81,7 +81,7 @@ class Forked:
                 time.sleep(0.001)
 
     def poll(self) -> int | None:
-        """Returns the exit code (negative: the signal that killed the fork); None while it runs."""
+        """Returns the exit code, or the negative number of the signal that killed the fork; None while it runs."""
         if self.returncode is None:
             self.returncode = self._exit_code()
         return self.returncode
@@ -112,8 +112,8 @@ class Forked:
 def fork(
     program: Sequence[str], output: BinaryIO, *, inherited: Mapping[str, str], environment: Mapping[str, str]
 ) -> Forked | None:
-    """Starts `python -m PROGRAM` with the stages' modules imported. Returns None if it has to be started as a new
-    process.
+    """Starts `python -m PROGRAM` in a fork that has the stages' modules imported. Returns None if the caller has to
+    start a new process.
 
     Args:
         program: the program's module and arguments.
@@ -152,8 +152,8 @@ def start_server(environment: Mapping[str, str]) -> None:
 
 @atexit.register
 def end_server() -> None:
-    """Ends the server, if this process has one, and waits for it. The kernel ends its forks; the tracker of resources
-    that `multiprocessing` starts beside it ends with this process."""
+    """Ends the server, if this process has one, and waits for it. The kernel ends its forks. The resource tracker,
+    which `multiprocessing` starts beside the server, ends with this process."""
     if _server._forkserver_pid is not None:
         os.kill(_server._forkserver_pid, signal.SIGKILL)
         _server._stop()
@@ -161,8 +161,9 @@ def end_server() -> None:
 
 @contextmanager
 def _as_environment(environment: Mapping[str, str]) -> Iterator[None]:
-    """Replaces this process's environment within the block: `multiprocessing` accepts none for its server. Variables
-    with equal values are not set: setproctitle finds the title's memory by them."""
+    """Replaces this process's environment within the block, because `multiprocessing` accepts no environment for its
+    server. Variables whose values do not change are not set again, because setproctitle uses their addresses to find
+    the title's memory."""
     own = dict(os.environ)
     differing = [name for name, _ in own.items() ^ environment.items()]
     _set(differing, environment)
@@ -181,8 +182,8 @@ def _set(names: Iterable[str], environment: Mapping[str, str]) -> None:
 
 
 def _told_code(status: int) -> int | None:
-    """Returns the exit code that the server has sent through a pipe, and then closes the pipe; None before that. If
-    the server is killed, its forks are killed with it."""
+    """Returns the exit code that the server has sent through a pipe, and closes the pipe; None if it has not sent one
+    yet. If the server is killed, its forks are killed with it."""
     waiting = select.poll()
     waiting.register(status)
     if not waiting.poll(0):
@@ -198,8 +199,8 @@ def _told_code(status: int) -> int | None:
 def fork_self(
     run: Callable[[], None], log: Path, *, environment: Mapping[str, str], standard_input: int
 ) -> Forked | None:
-    """Forks this process, with its imports, to run a function. Returns None if a new process has to be started: see
-    `may_fork`, or if this process has threads, which the fork would lack.
+    """Forks this process, with its imports, to run a function. Returns None if a new process has to be started instead:
+    `may_fork` is false, or this process has threads, which the fork would lack.
 
     The fork has a session of its own, dies with the thread that calls this, and has no file of this process open.
 

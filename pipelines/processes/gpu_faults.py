@@ -23,13 +23,13 @@ XIDS = {
     120: "error of the GPU's system processor",
     140: "unrecovered memory error",
 }
-"""XID codes of hardware that fails, by NVIDIA's catalogue. Others, such as 13 and 31, come from programs."""
+"""XID codes of failing hardware, by NVIDIA's catalogue. Other codes, such as 13 and 31, come from programs."""
 _XID = re.compile(r"^(?P<time>\S+).*NVRM: Xid \(PCI:(?P<bus>[0-9A-Fa-f:.]+)\): (?P<code>\d+)", re.MULTILINE)
 _SECONDS = 30
 
 
 def gpu_faults(*, since: float = 0.0) -> list[str]:
-    """Returns the faults, one a line; empty without a GPU.
+    """Returns the faults, one per line; empty without a GPU.
 
     Args:
         since: time from which the kernel's log counts, seconds since 1970.

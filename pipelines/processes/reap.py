@@ -35,9 +35,10 @@ class ProcessRecord:
 
     pid: int
     pgid: int
-    """Its process group, which is ended with it."""
+    """The process group, which is ended with the process."""
     started: str
-    """Start of the process, which distinguishes it from others of that pid: `specs.machine.liveness.start_of`."""
+    """Start of the process, which distinguishes it from other processes with that pid:
+    `specs.machine.liveness.start_of`."""
     stage: str = ""
     """Purpose of the process: a stage's name, or server, worker."""
     pid_namespace: str = ""

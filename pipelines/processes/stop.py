@@ -33,7 +33,7 @@ GIVEN_BACK = "given back by a worker that was stopped"
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """Reason and manner of the end of work."""
+    """A request to stop: its reason, and how the work ends."""
 
     reason: str
     """The reason for the record: `cancelled`, `interrupted by SIGINT`."""
@@ -46,7 +46,7 @@ class StopRequest:
 
 
 class Stop:
-    """Requests to stop of one command, whose runs all call `requested`.
+    """The requests to stop that one command receives. All its runs call `requested`.
 
     Args:
         gives_back: SIGTERM, with which service managers stop a worker, and SIGHUP, from its terminal, give the run back
@@ -88,7 +88,7 @@ class Stop:
         return self._signal
 
     def note(self, number: int, _frame: FrameType | None = None) -> None:
-        """Handles a signal: notes the first one; a second one raises KeyboardInterrupt at once.
+        """Handles a signal. Notes the first one; raises KeyboardInterrupt at the second.
 
         SIGHUP means that the terminal is gone. Output to it is dropped, and the shell sends the signal again when it
         ends.
@@ -118,7 +118,8 @@ class Stop:
 
 
 def _leave_terminal() -> None:
-    """Drops this process's output to its terminal from now on: writing to a terminal that is gone is an error."""
+    """Discards this process's output to its terminal from now on, because writing to a terminal that is gone is an
+    error."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         if stat.S_ISCHR(os.fstat(stream).st_mode):  # isatty() is false for a terminal that is gone
@@ -132,7 +133,7 @@ def give_back_grace() -> float:
 
 
 def cancel_message(grace: float) -> str:
-    """Returns the message of `rpg cancel` in the state of a flow run that it cancels on the server."""
+    """Returns the message that `rpg cancel` puts into the state of a flow run that it cancels on the server."""
     return f"rpg cancel --grace {grace}"
 
 
@@ -166,5 +167,5 @@ def is_cancelled(directory: Path, run_ids: Iterable[str] = ()) -> bool:
 
 
 def clear_request(directory: Path) -> None:
-    """Removes the request: it applies to the execution that it met, never to the next one."""
+    """Removes the request. It applies to the current execution, never to the next one."""
     (directory / "cancel.json").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Starts a stage's process, watches it and ends it: the only place that waits for a child.
+"""Starts a stage's process, watches it and ends it. No other module waits for a child.
 
 A child gets its own session and process group, and the kernel kills it when the thread that started it ends
 (PR_SET_PDEATHSIG): start children from the main thread only. Its pid and start time are on disk before the wait begins,
@@ -32,15 +32,15 @@ SERVER_PASSWORDS = (
     *("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"),
     *("RPG_READER_AUTH_STRING", "RPG_STUDIES_URL"),
 )
-"""Variables that stages and sinks do not get: they need no server and no database of studies."""
+"""Variables that stages and sinks do not get, because they need neither a server nor a database of studies."""
 TIMEOUT_GRACE_SECONDS = 5.0
-"""Seconds between the request to stop and the kill, for a child that exceeds its time limit."""
+"""Seconds between the request to stop and the kill of a child that exceeds its time limit."""
 TAIL_LINES = 15
 """Lines of a log in an error's message."""
 
 
 class StageError(Exception):
-    """A failure of a stage's process without a user's mistake. Retrying may help."""
+    """A failure of a stage's process that is not a user's mistake. Retrying may help."""
 
     def __init__(self, message: str, log: Path | None = None, *, cause: Cause = "other") -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class StageStoppedError(Exception):
 
 
 class StagePausedError(Exception):
-    """The pause of training at the step at which it was to pause."""
+    """The pause of training at the requested step."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"paused at step {step}")
@@ -68,14 +68,14 @@ class StagePausedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A child process to start, and the place of its record."""
+    """Description of a child process to start, with the path of its record."""
 
     stage: str
     command: Sequence[str]
     log: Path
-    """File to which its stdout and stderr are appended, without secrets."""
+    """File to which the child's stdout and stderr are appended, without secrets."""
     record: Path
-    """Its process.json, which exists while the process lives."""
+    """The child's process.json, which exists while the process lives."""
     timeout_seconds: float = 0.0
     """Time limit in seconds; 0 disables it."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -86,7 +86,8 @@ class Child:
     forks: bool = False
     """Whether the command is a Python module whose process may be a fork (`pipelines.processes.forking`)."""
     afterwards: Callable[[], None] = lambda: None
-    """Called after the command's end, also after an error: ends processes that it has started on other machines."""
+    """Function that ends processes that the command has started on other machines. It is called after the command's
+    end, also after an error."""
 
 
 def start(
@@ -99,7 +100,7 @@ def start(
     withheld: Sequence[str] = (),
     standard_input: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """Starts a process in a session of its own.
+    """Starts a process in its own session.
 
     Args:
         log: its stdout and stderr are appended to this file.
@@ -178,7 +179,7 @@ class RunningChild:
         self._deadline = time.monotonic() + (child.timeout_seconds or float("inf"))
 
     def poll(self) -> int | None:
-        """Returns the exit code (negative: the signal that killed it); None while the child runs.
+        """Returns the exit code, or the negative number of the signal that killed the child; None while it runs.
 
         Raises:
             StageError: the time limit is exceeded; the child has been ended.
@@ -197,8 +198,8 @@ class RunningChild:
 
 @contextlib.contextmanager
 def started(child: Child) -> Iterator[RunningChild]:
-    """Starts a child. At the block's end, also after an error, the child and the processes that it has started
-    elsewhere are gone."""
+    """Starts a child. Ends the child and the processes that it has started elsewhere at the end of the block, also
+    after an error."""
     child.log.parent.mkdir(parents=True, exist_ok=True)
     with redacted_log(child.log, {**os.environ, **child.environment}) as output:
         process = _begin(child, output)
@@ -218,7 +219,7 @@ def started(child: Child) -> Iterator[RunningChild]:
 def supervise(
     child: Child, *, stop: Callable[[], StopRequest | None] = lambda: None, tick: Callable[[], None] = lambda: None
 ) -> int:
-    """Runs a child to its end and returns its exit code (negative: the signal that killed it).
+    """Runs a child to its end. Returns its exit code, or the negative number of the signal that killed it.
 
     Args:
         stop: called ten times a second; a request ends the child (SIGTERM, the request's grace, SIGKILL of the group).

@@ -1,4 +1,4 @@
-"""A mirror: a copy of the record of another home, updated by reading its changes.
+"""A mirror: a copy of another home's record, which is updated by reading the record's changes.
 
 Reading commands use a mirror like any home. It lacks weights and checkpoints, and those tables' rows that no command
 has requested yet: rollouts and tokens are most of a record.
@@ -26,7 +26,8 @@ SMALL = frozenset(TABLES) - {*LARGE_TABLES}
 """Tables that are read by default."""
 _CONNECTIONS = 8
 _ROUNDS = 5
-"""Listings in which a document changed before it was read, until the last one is accepted."""
+"""Number of times that a unit is listed again because a document changed before it was read. Then the document is
+accepted as read."""
 
 
 def mirror_home(record: str) -> Home:
@@ -42,7 +43,7 @@ def mirror_home(record: str) -> Home:
 
 
 def open_source(place: str, auth: str) -> Source:
-    """Returns the source of the record at a place.
+    """Returns the source of the record at a path or URL.
 
     Args:
         place: the URL of a web application (http, https), or of an object store (s3, or another kind that fsspec
@@ -60,22 +61,22 @@ def open_source(place: str, auth: str) -> Source:
 
 @dataclass(slots=True)
 class _Unit:
-    """A unit of the record, and its files in the mirror."""
+    """A unit of the record, with the state of its files in the mirror."""
 
     listing: Listing
     versions: dict[str, str]
     """Path -> version of the file in the mirror."""
 
     def outdated(self, tables: Collection[str], logs: bool) -> list[str]:
-        """Returns the paths of the wanted files whose listed version is not here; documents last, a run's state at
-        the end."""
+        """Returns the paths of the wanted files whose listed version the mirror lacks: documents after other files, a
+        run's state at the end."""
         files = [path for path, file in self.listing.files.items() if self.versions.get(path) != file.version]
         wanted = [path for path in files if _is_wanted(path, tables, logs)]
         return sorted(wanted, key=lambda path: (path.endswith(".json"), path.endswith("/state.json"), path))
 
 
 class Mirror:
-    """A home that follows a record elsewhere. Several processes may update the same one."""
+    """A home that follows a record elsewhere. Several processes may update the same mirror."""
 
     def __init__(self, home: Home, source: Source) -> None:
         self.home = home
@@ -115,7 +116,7 @@ class Mirror:
         return {str(path.relative_to(self._index).with_suffix("")) for path in self._index.rglob("*.json")}
 
     def _renew(self, unit: str, known: _Unit, tables: Collection[str], logs: bool) -> bool:
-        """Reads the wanted files of a unit whose listed version is not here, and removes files that are no longer
+        """Reads the wanted files of a unit whose listed version the mirror lacks, and removes files that are no longer
         listed.
 
         Returns whether the mirror's files are consistent: a state that is newer than the listing may name rows that the
@@ -143,7 +144,7 @@ class Mirror:
         return fits
 
     def _read(self, path: str, known: _Unit) -> str:
-        """Copies a file, or the new part of a log. Returns the version that is here then."""
+        """Copies a file, or the new part of a log. Returns the version that the mirror then has."""
         here = self.home.root / path
         size = here.stat().st_size if path.endswith(".log") and path in known.versions and here.exists() else 0
         start = size if size < known.listing.files[path].size else 0

@@ -18,7 +18,7 @@ from pipelines.remote.record_files import FileVersion, Listing, is_recorded
 from pipelines.remote.sources import Changes, FileGoneError, SourceError
 
 _WHOLE_BYTES = 8 * 2**20
-"""Size in bytes up to which a file is read once, so that its digest belongs to exactly the bytes that are sent."""
+"""Size in bytes up to which a file is read only once, so that the digest is of exactly the bytes that are sent."""
 
 
 class ObjectStore:
@@ -44,7 +44,7 @@ class ObjectStore:
         return {path.removeprefix(prefix).removesuffix(".json"): _token(entry) for path, entry in found.items()}
 
     def listings(self, units: Collection[str]) -> dict[str, dict[str, FileVersion]]:
-        """Returns the files of each of the units that the store has, by path."""
+        """Returns the files, by path, of those of the units that the store has."""
         paths = {f"{self._root}/listings/{unit}.json": unit for unit in units}
         contents = self._files.cat(list(paths), on_error="omit") if paths else {}
         return {paths[path]: _parse(paths[path], content) for path, content in contents.items()}
@@ -79,8 +79,8 @@ class ObjectStore:
         return content
 
     def create(self, path: str, content: bytes) -> bool:
-        """Writes a file unless it exists. If several callers try at the same time, one succeeds. Returns whether
-        this one did."""
+        """Writes a file unless it exists. If several callers try at the same time, one succeeds. Returns whether this
+        caller did."""
         try:
             self._files.pipe_file(f"{self._root}/files/{path}", content, mode="create")
         except FileExistsError:

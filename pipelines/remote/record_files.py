@@ -1,4 +1,4 @@
-"""The files of a home that other machines may read, and the listings that show them changes.
+"""The files of a home that other machines may read, and the listings by which they notice changes.
 
 The record's files are the documents, logs and segments that the reading verbs and SQL need: never weights or
 checkpoints, Prefect's database, the services' secrets or a file still being written. Symbolic links are never followed.
@@ -30,7 +30,7 @@ _RECORD = (
     "runs/*/segments/*/*.parquet",
     "runs/*/attempts/*.json",
 )
-"""Paths in a home. A star matches a part of a file's name, or a whole name, that does not begin with a dot.
+"""Paths in a home. A star matches any part of a name that does not begin with a dot.
 
 A run's files are listed in this order: its state before the evaluation that the state names, and segments before the
 attempts that recorded them, so that a listing contains all files that its documents and rows refer to.
@@ -50,7 +50,7 @@ _PATTERNS = tuple(tuple(map(_name_pattern, path.split("/"))) for path in _RECORD
 
 
 class NotRecordedError(Exception):
-    """The path is not a file of the record."""
+    """Error for a path that is not a file of the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class FileVersion:
     size: int
     """Size in bytes."""
     version: str
-    """Text that differs between two contents of the same path."""
+    """Text that changes whenever the file's content changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Listing:
     """The files of one unit of the record: a run, an experiment, a study or an artifact."""
 
     digest: str
-    """Text that differs between two states of the unit."""
+    """Text that changes whenever the unit changes."""
     files: Mapping[str, FileVersion]
     """Versions of the files by path in the home."""
 
@@ -98,10 +98,10 @@ class Listing:
             files = {path: FileVersion(int(size), str(version)) for path, (size, version) in data["files"].items()}
             digest = str(data["digest"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"no listing of the record: {error!r}") from None
+            raise ValueError(f"not a listing of the record: {error!r}") from None
         for path in files:
             if not is_recorded(path) or unit_of(path) != unit:
-                raise ValueError(f"the listing of {unit!r} names {path!r}, which is not a file of it")
+                raise ValueError(f"the listing of {unit!r} names {path!r}, which does not belong to it")
         if not files:
             raise ValueError(f"the listing of {unit!r} is empty")
         return cls(digest, files)
@@ -178,8 +178,8 @@ def _patterns_of(unit: str) -> Iterator[_Pattern]:
 
 
 def _files(directory: str, prefix: str, patterns: Sequence[_Pattern]) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
-    """Yields the files below a directory that match the patterns, which are relative to it: path in the home, and
-    entry."""
+    """Yields the files below a directory that match patterns relative to it, each as its path in the home and its
+    directory entry."""
     try:
         with os.scandir(directory) as scanned:
             entries = [(rest, entry) for entry in scanned if (rest := _inside(patterns, entry.name))]

@@ -1,4 +1,5 @@
-"""Sharing a run with workers on other machines through an object store: claiming it, fetching it, sending its record.
+"""Sharing of a run with workers on other machines through an object store: claiming the run, fetching it, sending its
+record.
 
 The store's leases have the numbering of the home's (`specs.machine.lease`). They are copied into the home as they
 appear, so that a check in the home whether a run was taken over (the fence of trainer and flow) also finds a worker on
@@ -35,14 +36,14 @@ _UNSENT_SECONDS = 30.0
 _OWN = {"process.json", "cancel.json"}
 """Documents of a run that only its own machine uses."""
 _LAST = {"manifest.json": 1, "train.json": 2, "state.json": 3}
-"""Documents that declare other files complete: they are fetched after those."""
+"""Documents that declare other files complete. They are fetched after these files."""
 _MARK = ".shared.json"
 """File in a run's directory with the number of the lease under which this home last had the whole run."""
 _Files = dict[str, FileVersion]
 
 
 class StoreAwayError(RpgError):
-    """The object store did not answer, so that a run did not begin. Retryable."""
+    """Error for a run that did not begin because the object store did not answer. Retryable."""
 
 
 def keep_sending(home: Home) -> None:
@@ -75,8 +76,8 @@ def send_unsent(home: Home) -> None:
 
 
 def _unsent_file(home: Home, run_id: str) -> Path:
-    """Returns the file that exists while the store may lack part of a run's record: it names the lease under which
-    that part was recorded, and the other units to send."""
+    """Returns the path of the note that exists while the store may lack part of a run's record. The note names the
+    lease under which that part was recorded, and other units to send."""
     return home.root / "remote" / "unsent" / f"{run_id}.json"
 
 
@@ -88,12 +89,12 @@ def shared_run(home: Home, run_id: str) -> "SharedRun | None":
 
 @cache
 def _open(url: str) -> ObjectStore:
-    """Returns the store. A process uses one for all its runs: each store has its own connections."""
+    """Returns the store. A process uses the same one for all its runs, because each store has its own connections."""
     return ObjectStore(url)
 
 
 class SharedRun:
-    """One run, in a home of this machine and in the store."""
+    """A run that is both in a home of this machine and in the store."""
 
     def __init__(self, store: ObjectStore, home: Home, run_id: str) -> None:
         self._store, self._home = store, home
@@ -133,7 +134,7 @@ class SharedRun:
 
     @contextlib.contextmanager
     def held(self, worker: str, others: Iterable[str]) -> Iterator[Lease]:
-        """Fetches the records that others made of the run, and holds the run in the home and in the store.
+        """Fetches the records of the run that other homes made, and holds the run's lease in the home and in the store.
 
         From then to the end a thread renews the lease in the store, and within the block another sends this process's
         records. At the end everything is sent once more, and only then the lease is released: a worker that finds it
@@ -179,7 +180,7 @@ class SharedRun:
                 self._forget_unsent(lease.number)
 
     def send_unsent(self) -> None:
-        """Sends the run's unsent records of this home, unless another holder has the run by now."""
+        """Sends this home's unsent records of the run, unless another holder has the run by now."""
         note = read_json(self._unsent)
         number = note.get("lease", 0)
         if read_json(self._directory / _MARK).get("lease") != number:
@@ -281,12 +282,12 @@ class SharedRun:
         try:
             job()
         except Exception as error:  # an error of the storage's library; training continues without the store
-            _log.warning("the object store does not take what %s records: %s", self._directory.name, error)
+            _log.warning("the object store does not accept the records of %s: %s", self._directory.name, error)
             return False
         return True
 
     def _is_taken(self, fence: Fence) -> bool:
-        """Returns whether another worker has the run, here or elsewhere: then only its record counts."""
+        """Returns whether another worker, on any machine, has the run. Then only that worker's record counts."""
         self.fetch_leases()
         return fence.superseded
 
@@ -380,7 +381,7 @@ def _files(root: Path, unit: str) -> list[str]:
 
 
 def _merged(here: dict[str, Any], there: dict[str, Any]) -> dict[str, Any]:
-    """Returns the union of an experiment's records in two homes, each of which lists the runs that it began.
+    """Returns the union of an experiment's records in two homes. Each record lists the runs that its home began.
 
     All runs count. Those of the newer spec are current, those of both homes if they have the same cells. Merging again
     changes nothing, so that two workers do not send the record back and forth.

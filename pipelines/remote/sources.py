@@ -14,24 +14,24 @@ READY = "record ready\n"
 _SECONDS = 60.0
 """Timeout of one request, in seconds."""
 _READY_SECONDS = 5.0
-"""Timeout of the question whether a record exists, in seconds: the place may be a server's address, which is asked
-next."""
+"""Seconds to wait for an answer to whether a record exists. It is short, because the address may be a Prefect server's,
+which is tried next."""
 
 
 class SourceError(RpgError):
-    """The record cannot be read from the given place. The message says where and why."""
+    """Error for a record that cannot be read from the given place. The message says where and why."""
 
 
 class FileGoneError(Exception):
-    """A listed file is no longer there."""
+    """Error for a listed file that no longer exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Differences between the record and a mirror's knowledge of it."""
+    """Changes of the record since a mirror's last update."""
 
     changed: Mapping[str, Listing]
-    """Listings that the mirror lacks or has in another version, by unit."""
+    """Listings that the mirror lacks, or has in another version, by unit."""
     gone: Collection[str]
     """Units that the mirror knows and that no longer exist."""
 
@@ -40,7 +40,7 @@ class Source(Protocol):
     """A record that can be read from elsewhere. Threads may share it. Every method may raise SourceError."""
 
     def changes(self, known: Mapping[str, str], only: Collection[str] = ()) -> Changes:
-        """Returns the changes since the listings of these digests.
+        """Returns the changes since the listings with these digests.
 
         Args:
             known: digest of each unit's listing.
@@ -49,7 +49,7 @@ class Source(Protocol):
         ...
 
     def read(self, path: str, start: int = 0) -> tuple[bytes, str]:
-        """Returns the content of a file from byte `start` on, or the whole file if it is shorter; and its version,
+        """Returns the content of a file from byte `start` on (the whole file if it is shorter), and the file's version,
         empty if unknown. Raises FileGoneError if the file does not exist."""
         ...
 
@@ -67,7 +67,7 @@ class WebSource:
     """The record that a web application (`pipelines.web`) serves."""
 
     def __init__(self, url: str, auth: str = "") -> None:
-        """`auth`: `user:password`; empty if none is needed."""
+        """Args: auth: `user:password`; empty if none is needed."""
         user, _, password = auth.partition(":")
         self._url = url.rstrip("/")
         self._client = httpx.Client(auth=(user, password) if auth else None, timeout=_SECONDS)
@@ -118,7 +118,7 @@ class WebSource:
             raise SourceError(f"the record at {self._url} cannot be read: {error}") from error
         if answer.status_code == 401:
             hint = "set PREFECT_API_AUTH_STRING to the user:password of the server, or to that of its readers"
-            raise SourceError(f"the record at {self._url} asks for a password; {hint}")
+            raise SourceError(f"the record at {self._url} requires a password; {hint}")
         if answer.status_code not in (200, 206, 404):
             raise SourceError(f"the record at {self._url} cannot be read: it answered {answer.status_code}")
         return answer

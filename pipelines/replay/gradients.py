@@ -11,7 +11,7 @@ from rpg.learner.shards import load_weights
 from rpg.replay.gradient import ParameterGradient, parameter_gradient
 
 StepGradients = dict[str, Any]
-"""Figures of one step's gradients under two objectives, see `objective_gradients`."""
+"""Figures of one step's gradients under two objectives; see `objective_gradients`."""
 
 
 class Moment(StrEnum):

@@ -1,4 +1,4 @@
-"""The objectives that are compared with a run's own: each that the user names, under each combination of swept
+"""The objectives that are compared with a run's own: each objective that the user names, with each combination of swept
 values."""
 
 import itertools
@@ -16,7 +16,7 @@ from specs.schema.base import set_fields
 from specs.schema.experiment import Experiment
 
 MOST_OBJECTIVES = 100
-"""Most objectives of one replay: each recorded step is evaluated under every one of them."""
+"""Largest number of objectives in one replay. Each recorded step is evaluated under every objective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Alternative:
     """One objective for comparison with the run's own."""
 
     named: str
-    """The file or mapping that the user named; empty means the run's own objective, possibly with overrides."""
+    """The file or mapping that the user named. Empty means the run's own objective, possibly with overrides."""
     experiment: Experiment
     """The run's experiment, with this objective and its advantage."""
     swept: dict[str, Any] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Alternative:
 
     @property
     def setting(self) -> str:
-        """The objective and its advantage in one line: the values that are not defaults."""
+        """Returns the objective and its advantage in one line: the values that are not defaults."""
         objective = set_fields(self.experiment.objective)
         advantage = self.experiment.advantage.model_dump(mode="json")
         return f"{json.dumps({'type': self.experiment.objective.type, **objective})}, advantage {json.dumps(advantage)}"
@@ -72,7 +72,7 @@ def alternatives(
     overrides: Sequence[str] = (),
     sweeps: Iterable[str] = (),
 ) -> list[Alternative]:
-    """Returns every named objective under every combination of the swept values, in the order given.
+    """Returns every named objective with every combination of the swept values, in the given order.
 
     Args:
         spec: the run's spec, resolved.
@@ -83,7 +83,7 @@ def alternatives(
         SpecError: nothing was trained, an objective or a sweep is wrong, or there are more than MOST_OBJECTIVES.
     """
     if not spec.trains:
-        raise SpecError(Issue("the run measured a model as it is: there is no training to replay"))
+        raise SpecError(Issue("the run only evaluated a model: there is no training to replay"))
     plain, swept = spec.model_dump(mode="json"), dict[str, list[Any]]()
     for sweep in sweeps:
         path, each = _sweep(sweep)
@@ -113,7 +113,7 @@ def alternatives(
 
 
 def _settings(values: Mapping[str, Any]) -> list[str]:
-    """Returns each value as an override."""
+    """Returns an override for each value."""
     return [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in values.items()]
 
 
@@ -130,7 +130,7 @@ def _sweep(text: str) -> tuple[str, list[Any]]:
 
 
 def _of_sweep(issue: Issue, settings: Sequence[str]) -> Issue:
-    """Returns the issue of an override, under the name of the command-line option of the override."""
+    """Returns an override's issue, with the command-line option as its path."""
     if issue.file.removeprefix("--set ") not in settings:
         return issue
     return replace(issue, file=issue.file.replace("--set", "--sweep", 1))

@@ -1,4 +1,4 @@
-"""A replay's page: its figures over each swept number or, without a sweep, over the steps."""
+"""The page of a replay: figures over each swept number or, without a sweep, over the steps."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -20,15 +20,16 @@ FIGURES: dict[str, Callable[[Entry], float | None]] = {
     "clipped dual": lambda entry: entry["replayed"].get("clip_fraction/dual"),
     "divergence in loss": lambda entry: entry["replayed"].get("loss/divergence"),
 }
-"""Heading -> the figure of one objective. Clipped and active tokens are shares of the trained tokens; the cosine is
-between its gradient weights and the run's own."""
+"""Heading -> figure of one objective. Clipped and active tokens are shares of the trained tokens. The cosine is that
+between the gradient weights of the objective and of the run's own objective."""
 
 RECORDED = "recorded"
 """The label of the run's own objective."""
 
 
 def table(replays: Sequence[RunReplay]) -> list[tuple[str, list[float | None]]]:
-    """Returns a row for each objective, the run's own first: its label and its FIGURES over all steps."""
+    """Returns a row for each objective, with the run's own first. A row has the label and the FIGURES over all
+    steps."""
     rows = [(RECORDED, _own(replays[0].overall)), *((replay.replayed.label, replay.overall) for replay in replays)]
     return [(label, [figure(entry) for figure in FIGURES.values()]) for label, entry in rows]
 
@@ -57,11 +58,11 @@ def page(replays: Sequence[RunReplay]) -> str:
 
 
 Section = tuple[str, list[tuple[str, int]], list[Chart]]
-"""The charts' x label, the labels of their lines with their colours, and the charts."""
+"""The x label of some charts, the labels and colours of their lines, and the charts."""
 
 
 def _over_values(replays: Sequence[RunReplay], path: str) -> Section:
-    """Returns charts over a swept number, with a line for each combination of the other values, and a faint one for
+    """Returns charts over a swept number, with a line for each combination of the other values, and a faint line for
     the run's own figure."""
     by_value = sorted(replays, key=lambda replay: float(replay.replayed.swept[path]))
     across = [float(replay.replayed.swept[path]) for replay in by_value]
@@ -108,8 +109,8 @@ def _over_steps(replays: Sequence[RunReplay]) -> Section:
 
 
 def _own(entry: Entry) -> Entry:
-    """Returns the entry with the run's own objective in place of the other; without its cosine, which would be with
-    itself."""
+    """Returns the entry with the run's own objective in place of the other one, and without the cosine, which would
+    compare the objective with itself."""
     return {**entry, "replayed": entry["recorded"], "cosine": None}
 
 

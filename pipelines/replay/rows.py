@@ -60,14 +60,14 @@ _LEDGER = {
 }
 """Column of the token ledger -> column of the table `tokens`."""
 Turns = dict[int, list[RecordedTurn]]
-"""Response -> its turns of the policy."""
+"""Response -> those of its turns that the policy wrote."""
 Encode = Callable[[list[str]], list[list[int]]]
 """Function from prompts to their token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenSteps:
-    """The steps that a user requests: from the first to the last, both included, or only the named ones among them."""
+    """The steps that a user requests: from the first to the last inclusive, or only the named steps among them."""
 
     first: int = 0
     last: int = 2**31 - 1
@@ -78,17 +78,17 @@ class ChosenSteps:
 
     @property
     def all(self) -> bool:
-        """Whether no row is left out."""
+        """Whether all rows are chosen."""
         return self == ChosenSteps()
 
 
 class NothingToReplayError(RpgError):
-    """The run has no recorded rollouts of the requested steps, or not all of their tokens."""
+    """Error for a run that has no recorded rollouts of the requested steps, or not all of their tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRows:
-    """Rows that one run has on record for a replay."""
+    """The recorded rows of one run that a replay reads."""
 
     store: Store
     home: Home
@@ -111,7 +111,7 @@ class RunRows:
         return [step for step, _ in self.store.query(_STEPS, [self.run_id]).rows]
 
     def chosen_steps(self, chosen: ChosenSteps) -> Iterator[RecordedStep]:
-        """Yields the chosen steps, in their order, without prompts and given tokens.
+        """Yields the chosen steps in order, without prompts and given tokens.
 
         Raises:
             NothingToReplayError: none of the steps is on record, or one lacks some of its tokens.
@@ -131,7 +131,7 @@ class RunRows:
                     yield self._recorded(step, responses, of_step, turns.get(step, {}), prompts=[[]] * groups)
 
     def whole_step(self, step: int, encode: Encode) -> RecordedStep:
-        """Returns one step with the model's whole input: the prompts, and the tokens of the environment.
+        """Returns one step with the model's whole input, which includes prompts and the environment's tokens.
 
         Raises:
             NothingToReplayError: not all of its tokens are on record.
@@ -159,8 +159,8 @@ class RunRows:
         return rollouts, self.store.query(_TOKENS, [self.run_id, begin, end, with_given]).arrow()
 
     def _turns(self, begin: int, end: int) -> dict[int, Turns]:
-        """Returns the policy's turns by step, if its environment rewards them: without rewards no loss depends on
-        them."""
+        """Returns the policy's turns by step if the environment rewards them; without such rewards no loss depends on
+        turns."""
         found: dict[int, Turns] = {}
         for step, rollout, tokens, reward in self.store.query(_TURNS, [self.run_id, begin, end]).rows:
             turn = RecordedTurn(sampled=True, num_tokens=tokens, text="", reward=reward)
@@ -224,15 +224,15 @@ class RunRows:
         )
 
     def _range(self) -> str:
-        """Returns the range of recorded steps, as the end of a message."""
+        """Returns the range of recorded steps, as text for the end of a message."""
         if steps := self.steps():
             return f"there are steps {steps[0]} to {steps[-1]}"
         return why_incomplete(self.home.run(self.run_id), "rollouts") or "it has recorded no step yet"
 
 
 def _score(row: dict[str, Any], turns: float = 0.0) -> Score:
-    """Returns the recorded score of a response whose turns have these rewards together. The difference between its
-    reward and the sum of its terms and these rewards is a penalty."""
+    """Returns the recorded score of a response, given the sum of its turns' rewards. The difference between the reward
+    and the sum of terms and turns' rewards is a penalty."""
     held: dict[str, list[float]] = json.loads(row["reward_terms"] or "{}")
     terms, weights = ({name: each[place] for name, each in held.items()} for place in (0, 1))
     value = sum(weights[name] * terms[name] for name in terms) if terms else row["reward"] - turns
@@ -241,7 +241,7 @@ def _score(row: dict[str, Any], turns: float = 0.0) -> Score:
 
 
 def _spans(steps: Sequence[tuple[int, int]], chosen: ChosenSteps) -> Iterator[tuple[int, int]]:
-    """Yields spans of neighbouring steps, as many at once as TOKENS_AT_ONCE allows."""
+    """Yields spans of neighbouring steps, each with as many steps as TOKENS_AT_ONCE allows."""
     span: list[int] = []
     held = 0
     for step, tokens in steps:

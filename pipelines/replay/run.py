@@ -1,4 +1,5 @@
-"""A run's recorded steps under its own objective and under others, read once for all of them."""
+"""Replay of a run's recorded steps under its own objective and under others. The steps are read once for all
+objectives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,18 +20,18 @@ from storage import Store
 
 @dataclass(slots=True)
 class Reproduction:
-    """Differences between the recorded training and a replay of the run's own objective."""
+    """Differences between the recorded training and a replay under the run's own objective."""
 
     ratio: float = 0.0
     """Largest relative difference of a token's ratio."""
     clipped: int = 0
-    """Number of tokens whose clip differs."""
+    """Number of tokens that were clipped in only one of the two."""
     advantage: float = 0.0
     """Largest difference of a response's advantage."""
     loss: float | None = None
-    """Largest difference of a step's loss; None if an update's logprobs are not on record."""
+    """Largest difference of a step's loss; None if the logprobs of an update were not recorded."""
     logprob: float = 0.0
-    """Largest difference of a token's logprob by kept weights, nats; 0 if none was computed."""
+    """Largest difference of a token's logprob, computed with kept weights, nats; 0 if none was computed."""
 
     @property
     def holds(self) -> bool:
@@ -39,7 +40,7 @@ class Reproduction:
         return self.ratio < 1e-4 and not self.clipped and self.advantage < 1e-4 and losses
 
     def add(self, step: RecordedStep, replayed: ReplayedStep, difference: float | None) -> None:
-        """Adds a step, whose record the run's own objective should reproduce.
+        """Adds a step, whose recorded values the run's own objective should reproduce.
 
         Args:
             difference: difference of its loss; None if no loss is on record.
@@ -57,7 +58,7 @@ class Reproduction:
 
 @dataclass(slots=True)
 class RunReplay:
-    """Some of a run's steps under its own objective and under another, step by step and over all of them."""
+    """Figures of a run's steps under its own objective and under another, by step and over all steps."""
 
     run_id: str
     recorded: Alternative
@@ -74,7 +75,7 @@ class RunReplay:
 
     @property
     def left_out(self) -> list[str]:
-        """Parts of training that the record lacks, a sentence each."""
+        """Returns a sentence for each part of training that was not recorded."""
         training, sentences = self.recorded.experiment.training, []
         if largest(training.entropy_coef):
             sentences.append(
@@ -149,7 +150,7 @@ def replay_run(
     gradients: Moment | None = None,
 ) -> list[RunReplay]:
     """Replays a run's recorded rollouts under its own objective and under others. Returns one replay for each other
-    one.
+    objective.
 
     Objectives that sum a divergence over tokens need the weights of a step. If one of the others does, only the steps
     whose weights are kept are replayed; if only the run's own does, its figures are of these steps alone.

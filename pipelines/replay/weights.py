@@ -39,7 +39,7 @@ class KeptWeights:
     @cached_property
     def base(self) -> Path:
         """Returns the directory of the base model."""
-        return self.run.path / self.run.inputs()["base"]
+        return self.run.path / str(self.run.inputs()["base"])
 
     @cached_property
     def steps(self) -> list[int]:
@@ -55,7 +55,7 @@ class KeptWeights:
     def check_base(self) -> None:
         """Raises NoWeightsError if the base model is gone."""
         if not (self.base / "config.json").is_file():
-            raise NoWeightsError(f"{self.run.path.name}: the base model is not at {self.base} any more")
+            raise NoWeightsError(f"{self.run.path.name}: the base model is no longer at {self.base}")
 
     def after(self, step: int) -> Path | None:
         """Returns the checkpoint after a step; None for step 0, after which the weights are those of the base model.

@@ -1,4 +1,4 @@
-"""Charts, each described once in Vega-Lite: a page draws them in the browser, a paper has them as SVG, PDF and PNG.
+"""Charts in Vega-Lite. Each is described once: pages draw it in the browser, papers get it as SVG, PDF and PNG.
 
 A colour is a variable of the style sheet, so a chart follows a page's light and dark colours; a paper has the light
 ones. Each page contains the drawing library, see `library`, and opens offline.
@@ -26,28 +26,28 @@ from specs.machine.own_cache import place_to_save_time
 Layer = dict[str, Any]
 """A layer of a chart, or a part of one, in Vega-Lite."""
 Row = dict[str, Any]
-"""A row of a table that layers draw. A list in it is a column with an entry for each row."""
+"""A row of a table that layers draw. A list in it stands for a column with several rows."""
 Point = tuple[float, float]
 Width = Literal["column", "page"]
 _SIZES: dict[Width, tuple[int, int]] = {"column": (312, 194), "page": (648, 272)}
-"""Width in pixels, 96 an inch, and height for lines: a column of a two-column page, 3.25 inches, and the whole page,
-6.75 inches, the sizes of conferences and journals."""
+"""Widths in pixels (96 per inch) and heights of line charts: for one column of a two-column page, 3.25 inches, and for
+the whole page, 6.75 inches. Conferences and journals use these sizes."""
 KINDS = ("svg", "pdf", "png")
 PALETTE = 8
-"""Colours in the style sheet; a chart with more lines repeats them."""
+"""Number of colours in the style sheet. A chart with more lines repeats them."""
 MOST_POINTS = 300
-"""Most points of one line; `thin` keeps those of a longer line that preserve its shape."""
+"""Largest number of points of one line; `thin` keeps those of a longer line that preserve its shape."""
 _MOST_FAINT_POINTS = 4000
-"""Most points over all faint lines of a chart, so that a chart of a hundred lines is not much larger than one of
-ten."""
+"""Largest number of points over all faint lines of a chart, so that a chart of a hundred lines is not much larger than
+a chart of ten."""
 _LEAST_POINTS = 40
-"""Fewest points of a line, in a chart with any number of lines."""
+"""Smallest number of points of a line, however many lines a chart has."""
 _MANY_BANDS = 4
 """Number of bands above which they are shaded more weakly, so that overlapping ones stay visible."""
 _ALIKE = 1e-9
-"""Relative difference below which values are drawn as one: no marks between them would distinguish them."""
+"""Relative difference below which values are drawn as equal, because no marks on the axis would distinguish them."""
 _BANDS = (("low", "high"), ("low2", "high2"))
-"""Columns of a line's bands."""
+"""Names of the columns with a line's bands."""
 _FIGURES = {"type": "quantitative"}
 _AXIS = {"domain": False, "ticks": False, "titleAnchor": "end", "titleFontWeight": "normal"}
 _LOOK: Layer = {
@@ -81,19 +81,19 @@ class Chart:
     data: Mapping[str, Sequence[Row]]
     """Tables that the layers draw: `lines` with rows of `line`, `marks` with rows of `mark`, or others."""
     x: Layer
-    """The shared x of all layers: title, scale, axis."""
+    """The x encoding that all layers share: title, scale, axis."""
     y: Layer
     height: int = 190
-    """Pixels on a page, title and axes included."""
+    """Height in pixels on a page, with title and axes."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Columns of the chart's data, by the columns of the drawn table."""
+    """Column of the drawn table -> column of the chart's data."""
     name: str = ""
-    """Its name in scripts and files: `reward/mean`, `accuracy/held_out`."""
+    """The chart's name in scripts and files: `reward/mean`, `accuracy/held_out`."""
     key: str = ""
-    """The field of which its lines' labels are values, for the legend: `clip.high`."""
+    """The field whose values label the lines, for the legend: `clip.high`."""
 
     def over(self, layers: Sequence[Layer]) -> "Chart":
-        """Returns the chart with layers behind its own."""
+        """Returns the chart with these layers behind its own."""
         return replace(self, layers=[*layers, *self.layers])
 
     def rows(self) -> list[Row]:
@@ -254,7 +254,7 @@ def line_layers(lines: Sequence[Row]) -> list[Layer]:
 
 
 def layer(table: str, mark: Layer, *lists: str, only: str = "", **shown: str | Layer) -> Layer:
-    """Returns a layer that draws a mark for each row of a table, in the row's colour if the mark has none.
+    """Returns a layer that draws a mark for each row of a table, in the row's colour unless the mark has its own.
 
     Args:
         lists: columns that are lists.
@@ -274,12 +274,12 @@ def layer(table: str, mark: Layer, *lists: str, only: str = "", **shown: str | L
 
 
 def as_it_is(column: str) -> Layer:
-    """Returns the encoding of a column whose values are colours, or opacities, and are drawn unchanged."""
+    """Returns the encoding of a column whose values, colours or opacities, are used unchanged."""
     return {"field": column, "type": "quantitative" if column == "opacity" else "nominal", "scale": None}
 
 
 def ink(color: int) -> str:
-    """Returns the style sheet's colour for an index into the palette, which repeats."""
+    """Returns the style sheet's colour for an index into the palette, which repeats beyond its end."""
     return f"var(--c{color % PALETTE})"
 
 
@@ -313,8 +313,8 @@ def number(value: float) -> str:
 
 
 def thin(points: ArrayLike, most: int = MOST_POINTS) -> NDArray[np.float64]:
-    """Returns the rows [n, 2 or more] whose first two, x and y, are finite; if there are more than `most`, those that
-    preserve the line's shape, including peaks.
+    """Returns the rows [n, 2 or more] whose first two columns, x and y, are finite. If there are more than `most`,
+    returns those that preserve the line's shape, including peaks.
 
     Largest triangle three buckets: the points are divided into buckets of neighbours. From each bucket the point is
     kept that makes the largest triangle with the previously kept point and the mean of the next bucket.
@@ -338,7 +338,7 @@ def thin(points: ArrayLike, most: int = MOST_POINTS) -> NDArray[np.float64]:
 
 @cache
 def light_colors() -> dict[str, str]:
-    """Returns the colours of a page on white, by the names that the style sheet gives them."""
+    """Returns the colours of a page on white, by their names in the style sheet."""
     style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
     return dict(re.findall(r"(--\w+): (#\w+);", style[: style.index("}")]))
 
@@ -362,7 +362,7 @@ def library() -> str:
 
 
 def short(values: Sequence[float] | NDArray[np.float64]) -> list[float | None]:
-    """Returns values rounded below visible precision, so that a page stays small; None for a NaN."""
+    """Returns values with as many digits as are visible, so that a page stays small; None for a NaN."""
     low, high = extent(values)
     digits = 4 - math.floor(math.log10(min(high - low, 1e300)))
     rounded = (round(float(value), digits) for value in values)
@@ -370,7 +370,7 @@ def short(values: Sequence[float] | NDArray[np.float64]) -> list[float | None]:
 
 
 def _drawn(lines: Sequence[Row]) -> list[Row]:
-    """Returns the table of lines as it is drawn: faint ones first, long ones thinned."""
+    """Returns the table of lines as it is drawn: faint lines first, long lines thinned."""
     num_faint = sum(line["opacity"] < 1 for line in lines)
     most_faint = max(_LEAST_POINTS, min(MOST_POINTS, _MOST_FAINT_POINTS // max(1, num_faint)))
     found = []
@@ -382,7 +382,7 @@ def _drawn(lines: Sequence[Row]) -> list[Row]:
 
 
 def _legend(lines: Sequence[Row], across: float, key: str) -> list[Layer]:
-    """Returns a layer that draws only the legend of lines, if several have a label."""
+    """Returns a layer that draws only the legend of the lines, if several lines have a label."""
     colors = {line["line"]: line["color"] for line in lines if line["line"]}
     if len(colors) < 2:
         return []

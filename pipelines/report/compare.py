@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """Groups of seeds side by side; the others are compared with the first."""
+    """Groups of seeds side by side. Each group is compared with the first."""
 
     groups: tuple[Group, ...]
     spec: dict[str, list[Any]]
@@ -42,15 +42,15 @@ class RunComparison:
     other_measures: tuple[Outcome, ...]
     """pass@k and maj@k on the evaluation sets."""
     costs: tuple[Answer, ...]
-    """Conclusions on drift, and on each set that is not answered."""
+    """Conclusions on drift, and on each set that is scored by likelihood."""
     equal_drift: tuple[Answer, ...]
     """Conclusions on accuracy where all runs are equally far from the policy before training, by evaluation set."""
     literature: tuple[LiteratureComparison, ...]
-    """Accuracies beside published ones."""
+    """Accuracies beside published figures."""
     measures: tuple[FinalMetric, ...]
     """Training metrics."""
     notes: tuple[str, ...]
-    """Limits of the figures: groups without a learning signal, experiments with missing runs."""
+    """Limits of the figures, such as groups without a learning signal and experiments with missing runs."""
     diagnosis: tuple[tuple[str, str], ...]
     """(sentence, remedy) of each problem of the runs."""
 
@@ -83,7 +83,7 @@ class RunComparison:
 
 
 def compare(home: Home, names: Sequence[str]) -> RunComparison:
-    """Compares runs and experiments; each cell of an experiment's matrix is a group of its own.
+    """Compares runs and experiments. Each cell of an experiment's matrix is a separate group.
 
     Raises:
         RpgError: a name matches nothing, or several runs.
@@ -135,8 +135,8 @@ def _with_outcomes(found: Sequence[Answer]) -> list[dict[str, Any]]:
 
 
 def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Returns the code of each run's stages: its results numbers, and its difference from the release, if any stage
-    differs."""
+    """Returns the code of each run's stages, if it differs for any stage: the results numbers, and the difference from
+    the release."""
     stages = [run.read("plan.json").get("stages", {}) for run in runs]
     shared = [name for name in stages[0] if name != "report" and all(name in each for each in stages)]
     names = {stage: sorted({name for each in stages for name in each[stage].get("code", {})}) for stage in shared}
@@ -153,7 +153,7 @@ def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _of_measuring(spec: "Experiment") -> dict[str, Any]:
-    """Returns the spec with only the part of `rollout` that evaluation uses, see `fingerprint.evaluate_identity`."""
+    """Returns the spec with only the part of `rollout` that evaluation uses; see `fingerprint.evaluate_identity`."""
     longest = spec.evaluation.max_response_length or spec.rollout.max_response_length
     evaluation = spec.evaluation.model_dump(mode="json") | {"max_response_length": longest}
     rollout = spec.rollout.model_dump(mode="json", include={"engine", "rollouter"})

@@ -1,4 +1,5 @@
-"""The learning curves of groups of runs that differ in the seed: few seeds one by one, more as mean and interval."""
+"""The learning curves of groups of runs that differ in the seed. Few seeds are drawn one by one, many as mean and
+interval."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,16 +20,16 @@ _POINTS_IN_A_CROWD = 60
 
 
 def most_points(drawn: Sequence[DrawnGroup]) -> int:
-    """Returns the most points of a learning curve: if many groups share a chart, each curve is averaged to this
-    number; 0 means no averaging."""
+    """Returns the largest number of points of a learning curve. If many groups share a chart, longer curves are
+    averaged to this number. 0 means no averaging."""
     return _POINTS_IN_A_CROWD if len(drawn) > _CROWD else 0
 
 
 def learning_curves(
     drawn: Sequence[DrawnGroup], curves: Curves, *, confidence: float
 ) -> tuple[list[Chart], dict[str, Chart]]:
-    """Returns the charts of the metrics that change, and by a note (`learning_rate 0.0001`) the charts of those that
-    never do."""
+    """Returns the charts of the metrics that change, and those of constant metrics, by a note such as `learning_rate
+    0.0001`."""
     charts, constant = [], {}
     for metric in CHARTED:
         by_run = curves.get(metric.name, {})
@@ -48,7 +49,7 @@ def learning_curves(
 
 
 def accuracy_curves(accuracies: Sequence[Accuracy], drawn: Sequence[DrawnGroup]) -> list[Chart]:
-    """Returns a chart of each dataset with an evaluation between a group's first and last step."""
+    """Returns a chart for each dataset that was evaluated between a group's first and last step."""
     charts = []
     shown = {each.group.label: each for each in drawn}
     for dataset, measure in dict.fromkeys((accuracy.dataset, accuracy.measure) for accuracy in accuracies):
@@ -72,7 +73,7 @@ def _band(intervals: Sequence[Interval]) -> tuple[list[float], list[float]]:
 
 
 def _lines(drawn: DrawnGroup, metric: Metric, by_run: Mapping[str, Curve], confidence: float, most: int) -> list[Row]:
-    """Returns the lines of one metric: the mean over the seeds, with its interval or with each seed beside it.
+    """Returns the lines of one metric: the mean over the seeds, with its interval or with a line for each seed.
 
     Args:
         most: a longer curve is averaged to this number of points; 0 draws it unchanged.
@@ -97,8 +98,8 @@ def _lines(drawn: DrawnGroup, metric: Metric, by_run: Mapping[str, Curve], confi
 
 
 def _on_shared_steps(seeds: Sequence[Curve], most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns the steps that all seeds have [points], and the seeds' values there [seeds, points]; above `most`
-    steps the means of neighbours."""
+    """Returns the steps that all seeds have [points], and the seeds' values there [seeds, points]. If there are more
+    than `most` steps, neighbours are averaged."""
     if not seeds:
         return np.empty(0), np.empty((0, 0))
     steps = seeds[0][:, 0]

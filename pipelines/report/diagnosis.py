@@ -1,4 +1,4 @@
-"""The diagnosis of a run: the findings of `docs/reading-metrics.md` on its metrics, with the figure and the keys to
+"""The diagnosis of a run: findings on its metrics as in `docs/reading-metrics.md`, each with the figure and the keys to
 change."""
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,32 +16,33 @@ if TYPE_CHECKING:
     from specs.schema.experiment import Experiment
 
 EXPLODED = 0.5
-"""Nats a token of `kl/reverse` above which the policy no longer resembles its reference."""
+"""Value of `kl/reverse`, in nats per token, above which the policy no longer resembles its reference."""
 JUMP = 10.0
-"""Least ratio of `kl/reverse` to its median in the steps before, for an explosion instead of growth."""
+"""Least ratio of `kl/reverse` to its median over the steps before that counts as an explosion, not as growth."""
 COLLAPSED = 0.02
-"""Nats a token of `entropy` below which a policy has stopped exploring."""
+"""Value of `entropy`, in nats per token, below which a policy has stopped exploring."""
 NO_SIGNAL = 0.99
-"""Share of all groups whose rewards are all equal, from which a run counts as one without a learning signal."""
+"""A run has no learning signal if at least this share of all its groups have equal rewards."""
 SIGNAL_LOST = 0.9
-"""Share of a step's groups whose rewards are all equal, from which the step has almost no learning signal."""
+"""A step has almost no learning signal if at least this share of its groups have equal rewards."""
 CUT_OFF = 0.5
-"""Share of a step's responses that are cut off, from which the length limit is too small for the task."""
+"""The length limit is too small for the task if at least this share of a step's responses is cut off."""
 APART = 0.01
-"""Nats a token of `kl/rollout` above which the engine's policy differs from the learner's."""
+"""Value of `kl/rollout`, in nats per token, above which the engine's policy differs from the learner's."""
 STILL = 1e-3
-"""Change of a token's probability by a step's updates, as a share of it, below which a policy does not move."""
+"""A policy does not move if a step's updates change a token's probability by less than this share."""
 LASTING = 5
-"""Steps for which a finding must hold, or the whole of a shorter run. An exploding divergence ends runs at once."""
+"""Number of steps for which a finding must hold; in a shorter run, all steps. An exploding divergence is reported at
+once."""
 LONG = 10
-"""Steps for which a finding must hold if a few steps prove nothing: a lost signal, or a clip that does not act."""
+"""Number of steps for findings that a few steps cannot prove: a lost signal, or a clip that does not act."""
 MOSTLY = 0.8
-"""Share of the steps from its first to the last in which a finding holds."""
+"""Share of the steps, from the finding's first step to the last, in which it must hold."""
 _WITHIN_GROUPS = ("group_mean", "leave_one_out")
-"""Baselines of an advantage that is zero if a group's rewards are all equal."""
+"""Baselines with which the advantage is zero if a group's rewards are all equal."""
 _CLIPPED = ("clip_fraction/low", "clip_fraction/high", "clip_fraction/dual")
 DIAGNOSED = (*DRAWN, "kl/rollout", "rollout_ratio/max", "reward/std")
-"""Metrics of a diagnosis: the drawn ones, and more."""
+"""Metrics that a diagnosis reads: those that reports draw, and more."""
 _NOTHING = "There was nothing to learn from"
 _MORE_SIGNAL = (
     "Read some responses first: the reward itself may be wrong. Where all fail: take easier problems, a warm_up, or a "
@@ -71,7 +72,7 @@ class Finding:
     kind: str
     """A word for programs."""
     sentence: str
-    """The problem and its first step, with its figure."""
+    """The problem, its figure, and the first step at which it holds."""
     remedy: str
     """The keys to change."""
     metric: str
@@ -94,7 +95,7 @@ class _Recorded:
 
     @property
     def is_off_policy(self) -> bool:
-        """Whether some updates are at other weights than the sampling policy's."""
+        """Whether some updates are made at weights other than the sampling policy's."""
         return self.run.off_policy["updates"] > 1 or self.run.off_policy["max_staleness"] > 0
 
     @property
@@ -105,12 +106,12 @@ class _Recorded:
 
     @property
     def clip_fractions(self) -> list[Curve]:
-        """Shares of the tokens that each side of the clip affected."""
+        """Returns the shares of tokens that each side of the clip affected."""
         return [self.curves[name] for name in _CLIPPED if name in self.curves]
 
     @property
     def is_solved(self) -> bool:
-        """Whether rewards became equal because they are as high as they ever were."""
+        """Whether rewards became equal because the task is solved: they are as high as they ever were."""
         spread, reward = self.curves.get("reward/std"), self.curves.get("reward/mean")
         if spread is None or reward is None:
             return False
@@ -119,7 +120,7 @@ class _Recorded:
 
 
 def diagnose(store: Store, run: Run) -> list[Finding]:
-    """Returns the findings of one run, the gravest first; empty if it trained nothing."""
+    """Returns the findings of one run, the most serious first; empty if the run trained nothing."""
     return findings_of(run, metric_curves(store, [run.run_id], DIAGNOSED), not_scored(store, [Group("", (run,))]))
 
 
@@ -147,8 +148,8 @@ def findings_of(run: Run, curves: Curves, failed: str = "") -> list[Finding]:
 
 
 def findings_over(runs: Sequence[Run], curves: Curves, said: str) -> list[tuple[str, str]]:
-    """Returns (sentence, remedy) of the findings of runs: each kind once, for the first run that has it, with the
-    number of other runs.
+    """Returns (sentence, remedy) for each kind of finding in the runs: the finding of the first run that has it, and
+    the number of other runs with it.
 
     Args:
         said: the answer on the same page, which may already say it.
@@ -167,7 +168,7 @@ def findings_over(runs: Sequence[Run], curves: Curves, said: str) -> list[tuple[
 
 
 def _diverged(of: _Recorded) -> Finding | None:
-    """Returns the finding that the divergence from the reference exploded."""
+    """Returns the finding that the divergence from the reference has exploded."""
     curve = of.curves.get("kl/reverse")
     if curve is None or (start := _since(curve, lambda values: ~(values <= EXPLODED), 1)) is None:
         return None
@@ -300,8 +301,8 @@ def _clip_idle(of: _Recorded) -> Finding | None:
 
 
 def _since(curve: Curve, holds: Callable[[NDArray[np.float64]], NDArray[np.bool_]], least: int) -> int | None:
-    """Returns the first step from which a condition holds in a share `MOSTLY` of the steps up to the last; None if it
-    holds for fewer than `least` steps, or than the run has.
+    """Returns the first step from which on a condition holds in a share `MOSTLY` of the steps. None if it holds for
+    fewer than `least` steps, or in a shorter run for fewer than all of them.
 
     >>> _since(np.array([[1, 0.0], [2, 0.9], [3, 0.1], [4, 0.9], [5, 0.8]]), lambda values: values > 0.5, 2)
     3
@@ -322,14 +323,15 @@ def _at_the_end(curve: Curve) -> float:
 
 
 def without_signal(groups: Sequence[Group], curves: Curves) -> list[Group]:
-    """Returns the groups in whose runs nearly every prompt's responses all had the same reward, throughout training."""
+    """Returns the groups without a learning signal: throughout training, nearly every prompt's responses had equal
+    rewards."""
     within = [group for group in groups if _is_within_groups(group)]
     return [group for group in within if _of_group(group, curves, "zero_std_fraction") >= NO_SIGNAL]
 
 
 def not_scored(store: Store, groups: Sequence[Group]) -> str:
-    """Returns the number of responses on which the reward failed, and the reason, in training and in evaluations;
-    empty without failures."""
+    """Describes the responses on which the reward failed, in training and evaluations: their number and the reason.
+    Empty without failures."""
     runs = {"runs": [run.run_id for group in groups for run in group.runs]}
     ((share, why, count, total, reason),) = store.query(_FAILED, runs).rows
     said = []
@@ -346,7 +348,8 @@ def not_scored(store: Store, groups: Sequence[Group]) -> str:
 
 
 def nothing_to_learn(groups: Sequence[Group], curves: Curves) -> str:
-    """Returns a sentence that names the groups without a learning signal, and the remedy; empty if all had one."""
+    """Returns a sentence that names the groups without a learning signal, and the remedy; empty if all groups had
+    one."""
     said = _silence(groups, curves)
     return f"{said} {_MORE_SIGNAL}" if said else ""
 
@@ -373,7 +376,7 @@ def _is_within_groups(group: Group) -> bool:
 
 
 def _of_group(group: Group, curves: Curves, metric: str) -> float:
-    """Returns the mean over all steps of all its runs; NaN if none has the metric."""
+    """Returns the mean of a metric over all steps of all runs of a group; NaN if no run has the metric."""
     by_run = curves.get(metric, {})
     values = [by_run[run_id][:, 1] for run_id in group.run_ids if run_id in by_run]
     return float(np.concatenate(values).mean()) if values else float("nan")

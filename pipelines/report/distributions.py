@@ -9,10 +9,10 @@ from pipelines.report.palette import DrawnGroup
 from storage import Store
 
 MOST_GROUPS = 4
-"""Most groups whose distributions a page shows."""
+"""Largest number of groups whose distributions a page shows."""
 _MOST_BINS = 60
 _MOST_RATIO_STEPS = 120
-"""Most steps, over all runs, whose tokens are read: one step may have a million tokens."""
+"""Largest number of steps, over all runs, whose tokens are read. One step may have a million tokens."""
 _OF_ROLLOUTS = """
     SELECT g.place, (r.step - 1) // $width * $width + ($width + 1) / 2 AS middle,
            quantile_disc(r.num_tokens, [0.1, 0.25, 0.5, 0.75, 0.9]) AS length,
@@ -37,8 +37,8 @@ class Distributions:
 
 
 def distributions(store: Store, drawn: Sequence[DrawnGroup], marks: StepMarks) -> Distributions:
-    """Returns charts of length, reward and ratio for each of the first groups that have a colour; the charts of one
-    quantity share a scale. Runs without recorded rollouts have none."""
+    """Returns charts of length, reward and ratio for each of the first groups that have a colour. The charts of one
+    quantity share a scale. Runs without recorded rollouts have no charts."""
     chosen = [each for each in drawn if not each.pale][:MOST_GROUPS]
     runs = [run.run_id for each in chosen for run in each.group.runs]
     places = [place for place, each in enumerate(chosen) for _ in each.group.runs]

@@ -1,5 +1,5 @@
-"""The end of training, by groups of seeds: each metric over the last steps, with intervals; the accuracy of the last
-and of the best checkpoint, in the form of papers' tables, beside published figures."""
+"""Results at the end of training, by group of seeds: each metric over the last steps, with intervals, and the
+accuracies of the last and the best checkpoint, beside published figures as in papers' tables."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 LAST_STEPS = 10
 """Number of last steps over which the mean of a training metric is compared."""
 LEAST_SEEDS = 4
-"""Fewest seeds whose mean of a metric gets an interval. With fewer, Student's interval reaches far beyond the value
-of any seed: the seeds themselves are shown, without a claim on others."""
+"""Smallest number of seeds for which the mean of a metric gets an interval. With fewer, Student's interval reaches far
+beyond the value of any seed; then only the seeds' values are shown, without a claim on other seeds."""
 _CHECKPOINTS = """
     SELECT run_id, dataset, any_value(metric), any_value(accuracy) FILTER (is_last),
            any_value(accuracy) FILTER (is_best OR step = 0), count(*)
@@ -33,7 +33,7 @@ _CHECKPOINTS = """
 
 @dataclass(frozen=True, slots=True)
 class FinalMetric:
-    """One training metric of one group, and its difference from the first group's."""
+    """A training metric of one group, and its difference from the first group."""
 
     metric: str
     label: str
@@ -47,7 +47,7 @@ class FinalMetric:
 
 
 def final_metrics(groups: Sequence[Group], curves: Curves, *, confidence: float = 0.95) -> list[FinalMetric]:
-    """Returns an entry for each metric that a report draws and each group that has it, in that order."""
+    """Returns an entry for each metric that a report draws and each group that has the metric, in that order."""
     entries = []
     for charted in CHARTED:
         metric = charted.name
@@ -103,11 +103,11 @@ class LiteratureComparison:
     measure: str
     """Our measure: mean@k; empty without an evaluation."""
     last: float | None
-    """Our accuracy at each run's last checkpoint, the mean over the seeds; None without an evaluation."""
+    """Our accuracy at each run's last checkpoint, as the mean over the seeds; None without an evaluation."""
     best: float | None
-    """Our accuracy at each run's best checkpoint, the mean over the seeds."""
+    """Our accuracy at each run's best checkpoint, as the mean over the seeds."""
     num_checkpoints: int
-    """Number of checkpoints among which the best was selected: the most of any run."""
+    """Number of checkpoints among which the best was selected, in the run that has the most."""
     num_seeds: int
     theirs_measure: str
     theirs_last: float
@@ -130,8 +130,8 @@ def compare_with_literature(home: Home, store: Store, groups: Sequence[Group]) -
 
 
 def _tables(home: Home, run: Run) -> "Sequence[LiteratureTable]":
-    """Returns the published figures in the run's experiment file, at its last execution: they may be added after all
-    runs have ended. If the experiment has no record, those of the run's own spec."""
+    """Returns the published figures of the experiment's file as of its last execution, since figures may be added after
+    all runs have ended. If the experiment has no record, returns those of the run's own spec."""
     from specs.reading.recorded import recorded_spec  # not at the top: the schema is slow to load
 
     directory = home.experiment(run.experiment)

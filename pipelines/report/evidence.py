@@ -1,4 +1,4 @@
-"""Evidence of runs for a report or a comparison: identity from the run directory, rows from the store."""
+"""The data of runs for a report or a comparison: identity from the run directory, rows from the store."""
 
 import json
 import math
@@ -30,19 +30,18 @@ if TYPE_CHECKING:
 
 JsonObject = dict[str, Any]
 Scores = dict[str, float]
-"""Score by problem id: the share of right answers, or for a graded reward the mean score."""
+"""Problem id -> score: the share of right answers, or the mean score if the reward is graded."""
 Graded = Mapping[str, Mapping[str, float | None]]
-"""Dataset -> run with a graded reward -> the least possible value that the reward declares; None if it declares
-none."""
+"""Dataset -> run with a graded reward -> least possible value that the reward declares, or None."""
 Curve = NDArray[np.float64]
-"""A metric of one run, [steps, 2]: step and value, by step."""
+"""A metric of one run, [steps, 2]: step and value, ordered by step."""
 Curves = Mapping[str, Mapping[str, Curve]]
 """Name of the metric -> run id -> curve."""
 DRAWN = tuple(metric.name for metric in CHARTED)
 """Metrics that reports draw and compare."""
 LARGEST = 1e75
-"""Largest figure that reports compute with: its fourth power, which variances of variances need, is still finite.
-Figures come from single precision, which ends at 3e38."""
+"""Largest figure that reports compute with. Its fourth power, which variances of variances need, is still finite.
+Recorded figures come from single precision, which ends at 3e38."""
 TROUBLE = (
     "guard_warned",
     "guard_stopped",
@@ -55,9 +54,9 @@ TROUBLE = (
 """Kinds of events that a reader of a report must know of."""
 MOST_TROUBLE = 20
 _MOST_NAMESAKES = 50
-"""Most runs of one name, the newest ones, whose specs are compared."""
+"""Largest number of runs with the same name whose specs are compared. The newest are chosen."""
 _MOST_VALUES = 3
-"""Most differing values that are listed."""
+"""Largest number of differing values that are listed."""
 _TROUBLE_QUERY = """
     SELECT run_id, step, kind, message, recorded_at FROM events
     WHERE list_contains($runs, run_id) AND list_contains($kinds, kind) ORDER BY recorded_at, step LIMIT $most
@@ -99,7 +98,7 @@ class Run:
     experiment: str
     question: str
     seed: int | None
-    """The seed; None if nothing was trained."""
+    """The run's seed; None if nothing was trained."""
     values: JsonObject
     """The matrix cell."""
     created_at: str
@@ -111,12 +110,13 @@ class Run:
 
     @property
     def trains(self) -> bool:
-        """Whether a policy was trained, not only a model measured."""
+        """Whether a policy was trained. False if a model was only measured."""
         return self.spec.trains
 
     @property
     def off_policy(self) -> dict[str, int]:
-        """Updates of a batch, and the steps by which a rollout's policy may be older than the learner's."""
+        """Returns the number of updates in a batch, and the steps by which a rollout's policy may be older than the
+        learner's."""
         updates = self.spec.training.minibatches * self.spec.training.epochs
         return {"updates": updates, "max_staleness": self.spec.rollout.max_staleness}
 
@@ -127,7 +127,7 @@ class Run:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run counts as an outcome: it has finished, or executes its last stage, the report."""
+        """Whether the run counts as an outcome: it has finished, or is executing its last stage, the report."""
         evaluation = self.stages.get("evaluate", {}).get("status")
         return self.status == "finished" or (self.status == "running" and evaluation == "finished")
 
@@ -303,8 +303,8 @@ def load_run(home: Home, run_id: str) -> Run:
 
 
 def accuracies(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, dict[int, Scores]]]:
-    """Returns scores by dataset, run, step and problem, from every sample of the current evaluations: the share of
-    right answers, or for a graded reward the mean score."""
+    """Returns scores by dataset, run, step and problem, from all samples of the current evaluations. A score is the
+    share of right answers, or the mean score if the reward is graded."""
     rows = store.query(
         "SELECT dataset, run_id, step, problem_id, avg(coalesce(correct::DOUBLE, score)) FROM evaluation_samples "
         "WHERE list_contains(?, run_id) GROUP BY ALL ORDER BY ALL",
@@ -317,8 +317,7 @@ def accuracies(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, dict
 
 
 def graded(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, float | None]]:
-    """Returns the evaluations with a graded reward: dataset -> run -> the least possible value that its reward
-    declares."""
+    """Returns the evaluations with a graded reward: dataset -> run -> least possible value that the reward declares."""
     rows = store.query(
         "SELECT DISTINCT dataset, run_id, worst FROM evaluations WHERE list_contains(?, run_id) "
         "AND metric LIKE 'score@%' ORDER BY ALL",
@@ -331,7 +330,7 @@ def graded(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, float | 
 
 
 def clusters(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Returns clusters of problems of a set, by dataset and problem; without problems that share nothing."""
+    """Returns the clusters of problems, by dataset and problem. Problems that share nothing are left out."""
     rows = store.query(
         "SELECT DISTINCT dataset, problem_id, cluster FROM evaluation_samples "
         "WHERE list_contains(?, run_id) AND cluster IS NOT NULL",
@@ -344,8 +343,9 @@ def clusters(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def chosen_by(store: Store, groups: Sequence[Group]) -> dict[str, set[str]]:
-    """Returns the models that were only measured and had been selected on evaluation sets: label -> sets on which no
-    training step of their run was more accurate, and some were less. The last step does not count as selected."""
+    """Returns the models that were only measured and that had been selected on evaluation sets: label -> sets on which
+    no step of the model's training was more accurate and some steps were less accurate. The last step does not count as
+    selected."""
     found: dict[str, set[str]] = {}
     for group in groups:
         path = Path(getattr(group.runs[0].spec.model, "path", ""))  # a generated model has no path
@@ -361,8 +361,8 @@ def chosen_by(store: Store, groups: Sequence[Group]) -> dict[str, set[str]]:
 def other_measures(
     store: Store, runs: Sequence[Run], steps: Collection[int]
 ) -> dict[str, dict[str, dict[str, dict[int, Scores]]]]:
-    """Returns each problem's pass@k and maj@k for k above 1, by measure, dataset, run, step and problem, from every
-    sample.
+    """Returns each problem's pass@k and maj@k for k above 1, by measure, dataset, run, step and problem, from all
+    samples.
 
     Args:
         steps: steps of the wanted checkpoints.
@@ -390,15 +390,15 @@ def _numbered(votes: Sequence[str | None]) -> tuple[int | None, ...]:
 
 @lru_cache(maxsize=10_000)
 def _pass_and_majority(correct: tuple[bool, ...], votes: tuple[int | None, ...], seed: int) -> dict[str, float]:
-    """Returns pass@k and maj@k of one problem. Many problems have the same pattern of answers, so that the cache
-    saves most computations."""
+    """Returns pass@k and maj@k of one problem. Results are cached, because many problems have the same pattern of
+    answers."""
     table, larger = np.array([correct]), [k for k in sizes(len(correct)) if k > 1]
     scores = {f"pass@{k}": float(pass_at_k(table, k)[0]) for k in larger}
     return scores | {f"maj@{k}": float(majority_at_k(table, [votes], k, seed=seed)[0]) for k in larger}
 
 
 def metric_curves(store: Store, run_ids: Sequence[str], names: Sequence[str] = DRAWN) -> Curves:
-    """Returns metrics by step. A value beyond `LARGEST`, or a non-finite one, is NaN."""
+    """Returns metrics by step. A value that is not finite, or beyond `LARGEST`, is NaN."""
     table = store.query(
         "SELECT name, run_id, list(step::DOUBLE ORDER BY step) AS steps, list(value ORDER BY step) AS curve "
         "FROM metrics WHERE list_contains(?, run_id) AND list_contains(?, name) GROUP BY name, run_id",
@@ -414,9 +414,9 @@ def metric_curves(store: Store, run_ids: Sequence[str], names: Sequence[str] = D
 
 
 def sample_responses(store: Store, run_ids: Sequence[str]) -> tuple[list[JsonObject], list[JsonObject]]:
-    """Returns responses of the last evaluated checkpoint, those with the highest and those with the lowest scores; of
-    different problems, if there are enough. `turns` of each are its turns as a page shows them; empty in an environment
-    of a single turn."""
+    """Returns the responses of the last evaluated checkpoint with the highest and the lowest scores, of different
+    problems if there are enough. Their `turns` are as a page shows them, and empty in an environment with a single
+    turn."""
     chosen = store.query(_SAMPLES, {"runs": list(run_ids), "count": _SAMPLED}).rows
     if not chosen:
         return [], []
@@ -474,7 +474,7 @@ def differences(
 
 
 def told_apart(home: Home, store: Store) -> dict[str, str]:
-    """Returns for each run the values that distinguish it from other runs of its name and experiment:
+    """Returns, for each run, the values that distinguish it from other runs with the same name and experiment:
     `training.steps 100`. Runs with a unique name are left out."""
     query = "SELECT list(run_id ORDER BY created_at, run_id) FROM runs GROUP BY experiment, name HAVING count(*) > 1"
     from specs.reading.recorded import recorded_spec, unreadable
@@ -492,7 +492,7 @@ def told_apart(home: Home, store: Store) -> dict[str, str]:
 
 
 def differing(specs: Mapping[str, JsonObject]) -> dict[str, str]:
-    """Returns for each name the first values of its spec that differ from others; empty if only the seed differs."""
+    """Returns, for each spec, its first values that differ from those of the others; empty if only the seed differs."""
     rows = differences(list(specs.values()))
     more = f" and {len(rows) - _MOST_VALUES} more" if len(rows) > _MOST_VALUES else ""
     shown = list(rows.items())[:_MOST_VALUES]
@@ -534,7 +534,8 @@ def with_key(key: str, label: str) -> str:
 
 
 def short_names(paths: Collection[str]) -> dict[str, str]:
-    """Returns the name of each path without its section: `clip.high`; whole paths if two names would be equal."""
+    """Returns each path without its section: `clip.high`. Returns whole paths if two of the short ones would be
+    equal."""
     names = {path: path.partition(".")[2] or path for path in paths}
     return names if len(set(names.values())) == len(names) else {path: path for path in paths}
 

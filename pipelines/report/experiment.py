@@ -52,7 +52,7 @@ from storage import Store
 
 STAGES = ("data", "base", "train", "evaluate")
 _MADE_WITH = ("code", "package", "lock", "machine", "data", "certificate")
-"""Kinds of provenance that describe how a run was made; the others are its spec's values and its environment."""
+"""Kinds of provenance that describe how a run was made. The others are the spec's values and the environment."""
 
 
 def write_run_report(home: Home, run_id: str, path: Path | None = None) -> Path:
@@ -63,7 +63,7 @@ def write_run_report(home: Home, run_id: str, path: Path | None = None) -> Path:
 
 
 def write_experiment_report(home: Home, experiment: str, path: Path | None = None) -> Path:
-    """Writes the page of an experiment, its seeds pooled, and returns its path.
+    """Writes the page of an experiment, with its seeds pooled, and returns its path.
 
     Args:
         experiment: NAME for the version that was executed last, or NAME@VERSION.
@@ -173,7 +173,8 @@ class Listed:
 
 
 def _why_rows_are_missing(runs: Sequence[Run]) -> list[str]:
-    """Returns a sentence for each table of responses of which a run did not record all rows, or did not keep them."""
+    """Returns a sentence for each table of responses in which rows of a run are missing, because they were not recorded
+    or not kept."""
     return [
         f"Not all {what} are on record: {why}"
         for table, what in (("rollouts", "responses"), ("tokens", "tokens"))
@@ -198,7 +199,8 @@ def _how_curves_are_drawn(drawn: Sequence[DrawnGroup], curves: Curves, confidenc
 
 
 def _appendix(home: Home, columns: Sequence[Group], runs: Sequence[Run]) -> dict[str, Any]:
-    """Returns spec, stages, certificates and provenance. `columns`: the groups whose specs are shown side by side."""
+    """Returns the appendix: spec, stages, certificates and provenance. `columns`: the groups whose specs are shown side
+    by side."""
     varied = evidence.differences([group.runs[0].settings for group in columns])
     return {
         "columns": [group.label for group in columns],
@@ -213,7 +215,7 @@ def _appendix(home: Home, columns: Sequence[Group], runs: Sequence[Run]) -> dict
 
 
 def _provenance(home: Home, runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Returns the provenance of the runs' results, as recorded; if runs differ, the number of runs with each value."""
+    """Returns the recorded provenance of the runs' results, with the number of runs for each value if runs differ."""
     found: dict[str, Counter[str]] = {}
     for run in runs:
         noted = {
@@ -233,7 +235,7 @@ def _origins(home: Home, run: Run) -> list[dict[str, Any]]:
 
 
 def _spread_over_runs(values: Counter[str]) -> str:
-    """Returns a value, or several with the number of runs that have each."""
+    """Returns the value, or, if runs differ, each value with the number of runs that have it."""
     if len(values) == 1:
         return next(iter(values))
     listed = [f"{value[:12]} ({count} {'run' if count == 1 else 'runs'})" for value, count in values.most_common(4)]
@@ -241,8 +243,8 @@ def _spread_over_runs(values: Counter[str]) -> str:
 
 
 def _certificates(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
-    """Returns (the cells that share it, certificate) of each objective that was trained to the end, and of each step
-    at which an objective with schedules was certified."""
+    """Returns (cells, certificate) for each objective that was trained to the end, and for each step at which an
+    objective with schedules was certified. The cells are those that share the certificate."""
     labels: dict[str, list[str]] = {}
     for group in groups:
         recorded = next((recorded for run in group.runs if (recorded := run.read("certificate.json"))), {})
@@ -259,7 +261,7 @@ def certificate_in_words(certificate: Mapping[str, Any], run: Run) -> dict[str, 
 
 
 def _endings(measures: Sequence[FinalMetric]) -> dict[str, list[tuple[str, FinalMetric]]]:
-    """Returns title -> (label, measure) of each group, for the metrics that differ between groups."""
+    """Returns the metrics that differ between groups: title -> (label, measure) of each group."""
     by_heading: dict[str, list[tuple[str, FinalMetric]]] = {}
     for measure in measures:
         metric = BY_NAME[measure.metric]
@@ -303,7 +305,7 @@ def _facts(name: str, groups: Sequence[Group]) -> list[str]:
 
 
 def _other_versions(home: Home, kind: str, name: str, run: Run) -> list[str]:
-    """Returns other runs under an experiment's name, and their values that differ from these."""
+    """Returns the other runs under an experiment's name, and their values that differ from these runs."""
     others = names_of_others(home, name) if kind == "experiment" else []
     specs = {name: run.settings}
     for other in others:
@@ -315,7 +317,7 @@ def _other_versions(home: Home, kind: str, name: str, run: Run) -> list[str]:
 
 
 def _method(found: Answer, results: Sequence[Outcome], confidence: float) -> str:
-    """Returns the method of the answer's intervals."""
+    """Returns a description of how the answer's intervals are computed."""
     sets = found.num_sets
     over_sets = f" The claims hold jointly over the {sets} evaluation sets." if sets > 1 else ""
     return _method_of_one(results, confidence, found.level) + over_sets
@@ -354,7 +356,7 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
 
 
 def _damage_lines(unread: Sequence[str], run_ids: Sequence[str]) -> list[str]:
-    """Returns the parts of these runs that could not be read, and are missing on the page. `unread`: the store's
+    """Returns the parts of these runs that could not be read and are missing on the page. `unread`: the store's
     warnings."""
     return [f"{line}: its rows are missing here." for line in unread if any(f"runs/{run}/" in line for run in run_ids)]
 
@@ -375,7 +377,8 @@ def _why(run: Run) -> str:
 
 
 def answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> list[Chart]:
-    """Returns charts of before and after on each dataset; with many groups only those with a colour."""
+    """Returns a chart of before and after for each dataset. If there are many groups, only those with a colour are
+    shown."""
     charts = []
     shown = {each.group.label: each.color for each in drawn if not each.pale}
     key = drawn[0].group.key if len(drawn) > 1 else ""
@@ -394,7 +397,7 @@ def answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> li
 
 
 def _graded(measures: Sequence[Mapping[str, Any]]) -> evidence.Graded:
-    """Returns the graded measures, see `evidence.graded`, of rows that are already read."""
+    """Returns the same as `evidence.graded`, from rows that are already read."""
     found: dict[str, dict[str, float | None]] = {}
     for row in measures:
         if row["metric"].startswith("score@"):

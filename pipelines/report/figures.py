@@ -45,7 +45,7 @@ def figures_of(
 
 
 def save_figures(figures: Sequence[Chart], directory: Path, *, safe: bool = False) -> list[Path]:
-    """Writes each figure as SVG, PDF and PNG, a column and a page wide, and its data as CSV.
+    """Writes each figure as SVG, PDF and PNG, in the widths of a column and of a page, and its data as CSV.
 
     Args:
         safe: keeps text of the CSV from being read as a spreadsheet's formula.

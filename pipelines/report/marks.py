@@ -1,4 +1,4 @@
-"""Marks behind the learning curves: moves of the reference, ramps of schedules, roll-backs, each at its step."""
+"""Marks behind the learning curves: updates of the reference, ramps of schedules, and roll-backs, each at its step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ SCHEDULED = (
 """The metrics that record the value of a schedule or a closed loop."""
 _MOST_NOTES = 8
 _TICK = 5
-"""Height in pixels of a move's tick; the ticks of the next group are above it."""
+"""Height in pixels of the tick of a reference update. The ticks of the next group are above it."""
 _MOST_TICKS = 150
-"""Most ticks of a group: more would run together."""
+"""Largest number of ticks of a group. More would run together."""
 _EVENTS = """
     SELECT run_id, step, kind, message FROM events
     WHERE list_contains(?, run_id) AND kind IN ('reference_moved', 'rolled_back') ORDER BY step, run_id
@@ -48,7 +48,7 @@ class StepMarks:
     """The marks of a page's learning curves, by the colour of the group."""
 
     moves: Mapping[int, Sequence[int]]
-    """The steps after which the reference of one of the group's runs moved."""
+    """The steps after which the reference of one of the group's runs was updated."""
     ramps: Mapping[int, Sequence[Ramp]]
     roll_backs: Mapping[int, Sequence[tuple[int, str]]]
     """(step to which a run was rolled back, the run and the reason)"""
@@ -61,8 +61,8 @@ class StepMarks:
         return StepMarks(*kept)
 
     def layers(self) -> list[Layer]:
-        """Returns the marks as layers of a chart over steps: ramps as shaded steps, roll-backs as dashed lines,
-        moves as ticks at the bottom."""
+        """Returns the marks as layers of a chart over steps: ramps as shaded steps, roll-backs as dashed lines, updates
+        of the reference as ticks at the bottom."""
         ramps = [{"x": ramp.first, "x2": ramp.last, "text": str(ramp)} for ramp in self._all_ramps()]
         backs = [{"x": step, "text": what} for of_group in self.roll_backs.values() for step, what in of_group]
         moves: list[Row] = []
@@ -84,7 +84,7 @@ class StepMarks:
         return [drawn | {"data": {"values": rows}} for rows, drawn in every if rows]
 
     def notes(self) -> list[str]:
-        """Returns the meaning of the marks, one line each."""
+        """Returns the meaning of the marks, one line per kind."""
         lines = [f"shaded: {ramp}" for ramp in self._all_ramps()]
         lines += [f"dashed: {what}" for of_group in self.roll_backs.values() for _, what in of_group]
         if (left := len(lines) - _MOST_NOTES) > 0:
@@ -96,7 +96,7 @@ class StepMarks:
         return list(dict.fromkeys(ramp for of_group in self.ramps.values() for ramp in of_group))
 
     def _rows_of_moves(self) -> list[tuple[str, Sequence[int]]]:
-        """Returns (colour, steps) of each group; one grey row if all have the same steps."""
+        """Returns (colour, steps) of each group, or one grey row if all groups have the same steps."""
         distinct = {tuple(steps) for steps in self.moves.values()}
         if len(distinct) == 1:
             return [("var(--soft)", distinct.pop())]
@@ -123,7 +123,7 @@ def step_marks(store: Store, drawn: Sequence[DrawnGroup], curves: Curves) -> Ste
 
 
 def ramps_of(metric: str, curve: Curve) -> Iterator[Ramp]:
-    """Yields the ramps of a recorded value, which begin at each step with a changed value."""
+    """Yields the ramps of a recorded value: the stretches of steps over which it changes."""
     begun: int | None = None
     for index in range(1, len(curve) + 1):
         changes = index < len(curve) and curve[index, 1] != curve[index - 1, 1]

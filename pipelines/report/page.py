@@ -1,4 +1,4 @@
-"""Fills the templates: one self-contained page, which fetches nothing."""
+"""Fills the templates. The result is one self-contained page that fetches nothing."""
 
 import re
 from datetime import UTC, datetime
@@ -20,15 +20,16 @@ _IN_NO_PAGE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u20
 """Control characters, characters that change the direction of text, surrogates, and non-characters. Recorded text
 may have any of them."""
 _CHART, _END = '<figure class="chart"', "</body>\n</html>"
-"""Markup of a chart, see `Chart.__html__`, and the end of a page. Recorded text is escaped and contains neither."""
+"""Markup of a chart (`Chart.__html__`), and the end of a page. Recorded text is escaped, so that it contains
+neither."""
 _HEADING = re.compile(r"<h2>(.*?)</h2>", re.DOTALL)
 _LEAST_HEADINGS = 4
-"""Fewest headings of a page with a table of contents."""
+"""A page with at least this many headings has a table of contents."""
 
 
 def render(template: str, **values: Any) -> str:
-    """Returns the page of a template in this directory, with the style sheet, its scripts and the charts' library
-    inside it. U+FFFD replaces control characters of recorded text, which HTML cannot contain."""
+    """Returns the page of a template in this directory, including the style sheet, scripts and the charts' library.
+    U+FFFD replaces control characters in recorded text, because HTML cannot contain them."""
     page = (
         _environment()
         .get_template(template)
@@ -67,8 +68,8 @@ def _environment() -> Environment:
 
 
 def _with_contents(body: str) -> Markup:
-    """Returns a page's body with a list of links to its headings under its header, if there are enough. Recorded
-    text adds no heading: its markup is escaped."""
+    """Returns a page's body with a table of contents under its header, if it has enough headings. Recorded text adds no
+    headings, because its markup is escaped."""
     if len(_HEADING.findall(body)) < _LEAST_HEADINGS:
         return Markup(body)
     links: list[str] = []
@@ -82,7 +83,7 @@ def _with_contents(body: str) -> Markup:
 
 
 def _breakable(text: str) -> Markup:
-    """Returns a text that may break after the dots between its words, as in `objective.clip.high`."""
+    """Returns a text that may be wrapped after the dots between its words, as in `objective.clip.high`."""
     return Markup("<wbr>").join(re.split(r"(?<=\.)(?=[^\W\d])", text))
 
 

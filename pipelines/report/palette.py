@@ -1,4 +1,4 @@
-"""The groups of a page that have their own colour: eight lines are distinguishable, a hundred are not."""
+"""Choice of the groups that have their own colour on a page: eight lines are distinguishable, a hundred are not."""
 
 import math
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ class DrawnGroup:
     color: int
     """Index into the palette of the style sheet."""
     pale: bool
-    """Whether it has no colour of its own: its lines are thin and grey, without a name."""
+    """Whether the group has no colour of its own. Its lines are then thin, grey and unnamed."""
 
 
 def drawn_groups(groups: Sequence[Group], results: Sequence[Outcome]) -> list[DrawnGroup]:
-    """Returns the groups in their order. If there are more than PALETTE, the first and those of highest accuracy have a
-    colour.
+    """Returns the groups in their order. If there are more than PALETTE, the first group and the most accurate ones
+    have a colour.
 
     Args:
         results: outcomes; those of the first dataset decide which groups are highest. Without outcomes the first groups

@@ -1,5 +1,5 @@
-"""Charts that are not lines over steps: intervals, bars, parallel coordinates, trials as dots, a value over two of
-their parameters."""
+"""Charts that are not lines over steps: intervals, bars, parallel coordinates, trials as dots, and a value over two
+parameters."""
 
 import json
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ _BANDWIDTH = 0.12
 _CELLS = 24
 """Cells of the surface along each axis."""
 _LEAST_WEIGHT = 0.2
-"""Least sum of the kernels of all trials. A cell with less has no trial near, and is blank."""
+"""Least sum of the kernels of all trials. A cell with a smaller sum has no trial near it, and is blank."""
 _ROW = 44
-"""Height in pixels of a row with its name above it."""
+"""Height in pixels of a row and of the name above it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A value with its interval, in a row of an interval chart."""
+    """A value with its interval, as one mark in a row of an interval chart."""
 
     label: str
     interval: Interval
@@ -50,14 +50,14 @@ class Scale:
     """Scale of a parameter's values along an axis."""
 
     names: tuple[str, ...] = ()
-    """Names of the choices at 0, 1, ..., for a parameter with choices."""
+    """Names of a parameter's choices, which are at 0, 1, and so on. Empty for a number."""
     log: bool = False
     """Whether values are logarithms to base 10."""
     whole: bool = False
     """Whether only whole numbers are marked."""
 
     def axis(self, values: Sequence[float]) -> Layer:
-        """Returns the scale and the marks of an axis that holds the values."""
+        """Returns the scale and the marks of an axis that contains the values."""
         if self.names:
             marks = {"values": list(range(len(self.names))), "labelExpr": f"{json.dumps(self.names)}[datum.value]"}
             return {"scale": {"domain": [-0.5, len(self.names) - 0.5]}, "axis": marks}
@@ -96,7 +96,7 @@ def mark(
 def interval_chart(
     rows: Sequence[tuple[str, Sequence[Mark]]], *, title: str, name: str = "", share: bool = False
 ) -> Chart | None:
-    """Returns rows of dots with whiskers over one shared scale, each below its name; None without a mark.
+    """Returns rows of dots with whiskers on a shared scale, each below its name; None if there are no marks.
 
     Args:
         rows: name of each row and its marks, one below the other.
@@ -128,7 +128,7 @@ def interval_chart(
 
 
 def bar_chart(bars: Sequence[tuple[str, float]], *, title: str, unit: str = "") -> Chart | None:
-    """Returns horizontal bars from 0, in the order given, each below its name; None without bars."""
+    """Returns horizontal bars from 0, in the given order, each below its name; None without bars."""
     if not bars:
         return None
     marks = [mark(value, place, f"{number(value)}{unit}") for place, (_, value) in enumerate(bars)]
@@ -149,13 +149,13 @@ class ParallelAxis:
 
     name: str
     places: Sequence[float]
-    """Height at which each path crosses it, from 0 at the bottom to 1."""
+    """Height at which each path crosses the axis, from 0 at the bottom to 1."""
     marks: Sequence[tuple[float, str]]
-    """(height, text) of the marks beside it."""
+    """(height, text) of the marks beside the axis."""
 
 
 def parallel_chart(parallel_axes: Sequence[ParallelAxis], shades: Sequence[float], *, title: str) -> Chart | None:
-    """Returns one path for each trial across all parameters, the best drawn strongest; None without a path.
+    """Returns one path for each trial across all parameters. The best is drawn strongest. None without a path.
 
     Args:
         shades: from 0, the worst, to 1, the best.
@@ -193,7 +193,7 @@ def parallel_chart(parallel_axes: Sequence[ParallelAxis], shades: Sequence[float
 def dot_chart(
     dots: Sequence[Row], *, title: str, scale: Scale = Scale(), x_label: str = "", lines: Sequence[Row] = ()
 ) -> Chart | None:
-    """Returns dots, with whiskers if they have intervals, over lines; None without dots.
+    """Returns dots in front of lines, with whiskers if they have intervals; None without dots.
 
     Args:
         dots: rows of `mark`.
@@ -222,7 +222,8 @@ def surface_chart(
     doubts: Sequence[float] = (),
     path: Sequence[tuple[float, float]] = (),
 ) -> Chart | None:
-    """Returns a value over two parameters: trials as dots on a smoothed surface, which is blank far from all trials.
+    """Returns a chart of a value over two parameters: trials as dots on a smoothed surface, which is blank far from all
+    trials.
 
     Args:
         dots: rows of `mark`; x and y are the parameters.
@@ -283,10 +284,10 @@ _KNOWN = "isValid(datum.low)"
 """Condition on marks that have an interval."""
 _POINT = {"type": "point", "size": 60, "strokeWidth": 2}
 _MARKS = layer("marks", _POINT, fill=as_it_is("fill"), opacity=as_it_is("opacity"), tooltip="text")
-"""Dots and rings; the pointer shows the text of each."""
+"""Dots and rings. Hovering over one shows its text."""
 _TEXT = {"type": "text", "align": "left", "color": "var(--ink)"}
 _NAMES = layer("names", _TEXT | {"limit": {"expr": "width"}}, x={"value": 0}, text="text")
-"""Names of rows, each above its own at the left."""
+"""Names of rows, each at the left above its row."""
 _BESIDE = layer("marks", _TEXT | {"dx": 6, "color": "var(--soft)"}, text="text")
 
 

@@ -1,5 +1,5 @@
-"""Responses of training's last steps with their tokens: the best, the worst, and those that the updates changed
-most."""
+"""Choice of responses from training's last steps, with their tokens: the best, the worst, and those that the updates
+changed most."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from pipelines.report.tokens import (
 from storage import Store
 
 MOST_TOKENS = 400
-"""Most tokens that are shown of a response."""
+"""Largest number of tokens that are shown of a response."""
 MOST_CHARACTERS = 2000
-"""Most characters that are shown of a prompt."""
+"""Largest number of characters that are shown of a prompt."""
 _Key = tuple[str, int, int]
 """run, step, rollout"""
 _MOST_STEPS = 10
 """Number of last steps, over all runs, from whose responses the selection is made."""
 _EACH = 2
 _CHOICES = {"best": "Highest reward", "worst": "Lowest reward", "moved": "Most changed by their step's updates"}
-"""Kinds of chosen responses. Among equal rewards the one whose group did worse (for the worst: better) is first; a
-group appears once in each kind."""
+"""Kinds of chosen responses. Among best responses with equal rewards, the one whose group did worse is first; among
+worst ones, the one whose group did better. A group appears once in each kind."""
 _FIRST_STEPS = """
     WITH steps AS (SELECT DISTINCT run_id, step FROM rollouts WHERE list_contains(?, run_id)),
     last AS (FROM steps QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY step DESC) <= ?)
@@ -92,24 +92,25 @@ class ShownResponse:
     step: int
     prompt: str
     response: str
-    """Its text as decoded when it was sampled; shown if no tokens are recorded."""
+    """The response's text as decoded when it was sampled. It is shown if no tokens are recorded."""
     reward: float
     advantage: float
     num_tokens: int
     cut_off: bool
     movement: float | None
-    """Mean size of log(policy / policy before the step) over its tokens, nats; None if no token was trained on."""
+    """Mean of |log(policy / policy before the step)| over the response's tokens, nats; None if no token was trained
+    on."""
     clipped: float | None
-    """Share of its tokens on which the clip acted."""
+    """Share of the response's tokens on which the clip acted."""
     tokens: Sequence[ShownToken]
     more_tokens: int
     """Number of tokens that are not shown."""
     turns: Sequence[ShownTurn]
-    """Its turns; empty in an environment of a single turn."""
+    """The response's turns; empty in an environment with a single turn."""
 
     @property
     def advantage_class(self) -> str:
-        """The class of the style sheet that its tokens share."""
+        """Returns the class of the style sheet that the response's tokens share."""
         return advantage_class(self.advantage)
 
 

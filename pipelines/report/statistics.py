@@ -1,4 +1,4 @@
-"""The intervals of answers, under the name for notebooks and scripts. See `rpg.statistics`."""
+"""The public name, for notebooks and scripts, of the functions that compute intervals. See `rpg.statistics`."""
 
 from rpg.statistics import (
     NEW_SEEDS,

@@ -1,4 +1,4 @@
-"""A response for a page: its turns, the speaker of each, and its tokens, coloured by ratio and entropy."""
+"""A response as a page shows it: its turns, the speaker of each, and its tokens, coloured by ratio and entropy."""
 
 import math
 from bisect import bisect_right
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 RATIO_LEVELS = (1.01, 1.05, 1.2, 1.6)
-"""Thresholds of stronger colours for a ratio above 1, or the inverse of one below."""
+"""Thresholds of stronger colours for a ratio above 1, and for the inverse of a ratio below 1."""
 ENTROPY_LEVELS = (0.1, 0.5, 1.0, 2.0)
 """Thresholds of stronger colours for entropy, nats."""
 ADVANTAGE_LEVELS = (0.001, 0.25, 0.5, 1.0)
@@ -25,9 +25,9 @@ COLUMNS = "position, token_id, logprob, old_logprob, ratio, clipped, entropy, sa
 TURN_COLUMNS = "turn, sampled, tool, text, num_tokens, reward, error, seconds, restart"
 """Columns of the table `turns` that `conversation` reads."""
 _MOST_OF_A_TURN = 2000
-"""Most characters that are shown of a turn without recorded tokens."""
+"""Largest number of characters that are shown of a turn without recorded tokens."""
 _MOST_OF_A_NAME = 60
-"""Most characters that are shown of a tool's name."""
+"""Largest number of characters that are shown of a tool's name."""
 _UNFINISHED = "▫"
 """Shown for a token whose bytes are the beginning of a character that a later token completes."""
 
@@ -38,10 +38,10 @@ class ShownToken:
 
     text: str
     classes: str
-    """Classes of the style sheet: strength of its colours, whether a clip acted on it, whether the policy sampled
-    it."""
+    """Classes of the style sheet, which show the strength of its colours, whether a clip acted on the token, and
+    whether the policy sampled it."""
     about: str
-    """Its numbers, shown at the pointer."""
+    """The token's numbers, shown on hover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,19 @@ class ShownTurn:
     """Index in the response, from 0."""
     sampled: bool
     speaker: str
-    """policy, environment, or tool and its name, which the policy wrote."""
+    """policy, environment, or tool with its name, which the policy wrote."""
     facts: str
     """Text that says whether it was sampled or given, its length, its reward and the tool's time."""
     error: str
     """Error with which a call was answered; empty without an error."""
     text: str
-    """Its tokens as text, special tokens included."""
+    """The turn's tokens as text, including special tokens."""
     tokens: Sequence[ShownToken] = ()
-    """Its tokens that are shown; empty if none is recorded, and then the text is shown."""
+    """Those of the turn's tokens that are shown. If no tokens are recorded, this is empty, and the text is shown."""
 
     @property
     def excerpt(self) -> str:
-        """Beginning of the text."""
+        """Returns the beginning of the text."""
         cut = len(self.text) > _MOST_OF_A_TURN
         return f"{self.text[:_MOST_OF_A_TURN]} …" if cut else self.text
 
@@ -87,7 +87,8 @@ def shown_tokens(
 def conversation(
     turns: Sequence[Mapping[str, Any]], tokens: Sequence[ShownToken] = (), first: int = 0
 ) -> list[ShownTurn]:
-    """Returns the turns of a response with their tokens; if only a part of the tokens is shown, the turns of that part.
+    """Returns the turns of a response with their tokens. If only some of the tokens are shown, returns only their
+    turns.
 
     Args:
         turns: rows with TURN_COLUMNS, in order; empty in an environment of a single turn.
@@ -106,13 +107,14 @@ def conversation(
 
 
 def advantage_class(advantage: float) -> str:
-    """Returns the style class of a whole response, by its advantage, which all its tokens share."""
+    """Returns the style class of a whole response, by its advantage. All its tokens share it."""
     level = bisect_right(ADVANTAGE_LEVELS, abs(advantage))
     return f"{'p' if advantage > 0 else 'm'}{level}" if level else ""
 
 
 def tokenizer_of(home: Home, run_id: str) -> "Tokenizer | None":
-    """Returns the tokenizer of a run's base model, or the one saved with its weights; None if neither is here."""
+    """Returns the tokenizer of a run's base model, or the one saved with its weights; None if neither is on this
+    machine."""
     run = home.run(run_id)
     fingerprint = read_json(run / "run.json").get("fingerprints", {}).get("base", "")
     kept: Iterable[Path] = [home.artifact("base", fingerprint)] if fingerprint else []
@@ -132,7 +134,7 @@ def _load(path: Path) -> "Tokenizer | None":
 
 
 def _texts(tokenizer: "Tokenizer", token_ids: Sequence[int], before: Sequence[int]) -> list[str]:
-    """Returns the text that each token adds, special tokens by name."""
+    """Returns the text that each token adds. Special tokens are shown by name."""
     from tokenizers.decoders import DecodeStream
 
     # The tokens before are decoded too, one by one: together they would hide a character that they only begin.
@@ -151,8 +153,8 @@ def _texts(tokenizer: "Tokenizer", token_ids: Sequence[int], before: Sequence[in
 
 
 def _classes(token: Mapping[str, Any]) -> str:
-    """Returns the token's classes, with few letters, since a page has thousands: u and d for ratios above and below
-    1, e for entropy."""
+    """Returns the token's classes: u and d for ratios above and below 1, e for entropy. The names are short, because a
+    page has thousands of tokens."""
     classes = []
     ratio, entropy = token["ratio"], token["entropy"]
     if ratio is not None and ratio > 0 and (level := bisect_right(RATIO_LEVELS, max(ratio, 1 / ratio))):
@@ -177,7 +179,7 @@ def _about(token: Mapping[str, Any]) -> str:
 
 
 def _called_in(turns: Sequence[Mapping[str, Any]], place: int) -> list[str]:
-    """Returns the tools that answer a turn of the policy's."""
+    """Returns the tools that one of the policy's turns calls."""
     called: list[str] = []
     for answer in turns[place + 1 :]:
         if answer["sampled"] or answer["tool"] is None:
@@ -187,7 +189,7 @@ def _called_in(turns: Sequence[Mapping[str, Any]], place: int) -> list[str]:
 
 
 def _name(tool: str) -> str:
-    """Returns a tool's name, which may be any text of the policy's, on one short line."""
+    """Returns a tool's name on one short line. The policy may have written any text as the name."""
     return " ".join(tool.split())[:_MOST_OF_A_NAME] or "(no name)"
 
 

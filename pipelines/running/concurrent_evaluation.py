@@ -44,7 +44,7 @@ _SLOT_SECONDS = 10.0
 
 @contextmanager
 def evaluating(execution: RunExecution) -> Iterator[Callable[[], None]]:
-    """Evaluates checkpoints within the block, if the spec says so; no evaluation continues after its end.
+    """Evaluates checkpoints within the block, if the spec says so. No evaluation continues after the block.
 
     A run that is to pause evaluates its policy at the pause by itself.
 
@@ -62,8 +62,8 @@ def evaluating(execution: RunExecution) -> Iterator[Callable[[], None]]:
 
 
 def forget_results(run_directory: Path) -> None:
-    """Removes the results from during training, which the evaluate stage has now. Ends a job that a killed command
-    has left."""
+    """Removes the results from concurrent evaluation, which the evaluate stage now has. Ends a job that a killed
+    command has left."""
     if (run_directory / "concurrent").exists():
         for launcher in launchers():
             launcher.end(concurrent_directory(run_directory))
@@ -71,7 +71,7 @@ def forget_results(run_directory: Path) -> None:
 
 
 class _ConcurrentEvaluation:
-    """Searcher for exported weights without results, with one process at a time that measures them."""
+    """Evaluation of exported weights that have no results yet, in one process at a time."""
 
     def __init__(self, execution: RunExecution) -> None:
         self._execution = execution
@@ -91,7 +91,7 @@ class _ConcurrentEvaluation:
         self._log = execution.directory / "logs" / "evaluate-concurrent.log"
         self._log_start = 0
         self._begun: list[dict[str, Any]] = []
-        """The weights that the process measures."""
+        """The weights that the process is measuring."""
         self._holding = ExitStack()
         """The process and its slots."""
 
@@ -108,7 +108,7 @@ class _ConcurrentEvaluation:
             self._fail(error)
 
     def close(self) -> None:
-        """Ends the process. Its results stay; unfinished measurements are left to the evaluate stage."""
+        """Ends the process. Its results stay. The evaluate stage does the unfinished measurements."""
         if self._child and self._launcher.outlives_command and not self._execution.superseded:
             # Killed before it has noted the job that it submits, it would leave an unknown job.
             self._child.end(TIMEOUT_GRACE_SECONDS)
@@ -123,8 +123,8 @@ class _ConcurrentEvaluation:
             self._execution.warn(f"evaluation waits for GPU slots or the end of training: {reason}")
 
     def _due(self) -> list[dict[str, Any]]:
-        """Returns exported weights without results, in the form of `rpg.stage`: the base model, and the steps before
-        the last."""
+        """Returns exported weights without results, in the form that `rpg.stage` expects: the base model, and the steps
+        before the last."""
         self._wait(_LOOK_SECONDS)
         experiment = self._execution.plan.experiment
         wanted, every = experiment.evaluation.checkpoints, experiment.training.export_every_steps
@@ -170,7 +170,7 @@ class _ConcurrentEvaluation:
             self._holding = holding.pop_all()
 
     def _write_job(self, directory: Path, exported: list[dict[str, Any]]) -> Path:
-        """Writes the input of the launcher and the process; returns the job's file."""
+        """Writes the input of the launcher and of the process. Returns the job's file."""
         execution, job = self._execution, job_file(directory, "evaluate")
         spec = self._experiment.model_dump(mode="json")
         inputs = {name: str(execution.plan.stage(name).output.absolute()) for name in ("data", "base")}
@@ -191,8 +191,8 @@ class _ConcurrentEvaluation:
         return job
 
     def _look_at_child(self, child: RunningChild) -> None:
-        """Frees the process's slots once it has ended. Raises StageError if it failed, or has measured none of the
-        weights that still lack results: weights that training has exported again meanwhile get no result."""
+        """Frees the process's slots once it has ended. Raises StageError if it failed, or if all its weights still lack
+        results. (Weights that training has exported again meanwhile get no result.)"""
         code = child.poll()
         if code is None:
             return

@@ -1,5 +1,5 @@
-"""Copies another run's training into a run: all of it, or its first steps, which more steps then follow; also another
-run's evaluation.
+"""Copies another run's training into a run, or its first steps, from which the run continues. Also copies another run's
+evaluation.
 
 The rows become the run's own, so that it can be queried, shown and deleted like any other. Weights and checkpoints are
 linked, since nothing writes to them.
@@ -37,8 +37,8 @@ _ORDER = (
     "progress.json",
     "weights",
 )
-"""Order in which the copied parts are moved into place. Checkpoint and manifest come last: without them training
-starts from step 0, as an attempt that supersedes all earlier rows."""
+"""Order in which the copied parts are moved into place. Checkpoint and manifest come last. Without them, training
+starts from step 0, with a new attempt that supersedes all earlier rows."""
 
 
 def take_training(execution: "RunExecution", stage: StagePlan) -> None:
@@ -62,7 +62,7 @@ def take_training(execution: "RunExecution", stage: StagePlan) -> None:
 
 
 def take_evaluation(execution: "RunExecution", stage: StagePlan) -> None:
-    """Publishes the evaluation of the run that the stage's plan names as this run's.
+    """Publishes the evaluation of the run that the stage's plan names as this run's evaluation.
 
     Raises:
         DiskError: the disk is full or not writable.
@@ -73,7 +73,7 @@ def take_evaluation(execution: "RunExecution", stage: StagePlan) -> None:
     source = execution.home.run(stage.taken_from) / "evaluate" / stage.output.name
     manifest = read_json(source / "manifest.json")
     if manifest.get("fingerprint") != stage.fingerprint:
-        raise FileNotFoundError(f"{stage.taken_from} has no such evaluation any more")
+        raise FileNotFoundError(f"{stage.taken_from} no longer has such an evaluation")
     changes = _Changes(execution.run_id, {}, ended=True, left=())
     with filling(stage.output) as aside:
         for segment in run_segments(execution.home.root, stage.taken_from):
@@ -88,7 +88,7 @@ def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path
     step = stage.taken_step
     needed = source / (f"checkpoints/step-{step:06}/manifest.json" if step else "train.json")
     if not needed.is_file():
-        raise FileNotFoundError(f"{source.name} is not there any more")
+        raise FileNotFoundError(f"{source.name} no longer exists")
     whole, evaluate = stage.action == "CACHED", execution.plan.stage("evaluate")
     before = read_json(source / "plan.json").get("stages", {}).get("evaluate", {})
     is_same = before.get("identity") == evaluate.identity and before["inputs"]["data"] == evaluate.inputs["data"]
@@ -130,11 +130,12 @@ class _Changes:
     run_id: str
     """This run's id."""
     measured: Mapping[str, str]
-    """Fingerprint of an evaluate stage of the other run -> fingerprint of this run's stage that measures the same."""
+    """Fingerprint of an evaluate stage of the other run -> fingerprint of the stage of this run that measures the
+    same."""
     ended: bool
-    """Whether this run ends at the same step as the other one; if not, the row that says `finished` is left out."""
+    """Whether this run ends at the same step as the other one. If not, the row that says `finished` is left out."""
     left: Collection[str]
-    """Directories of weights that are not copied, relative to a run's: rows about them are left out."""
+    """Directories of weights that are not copied, relative to the run's directory. Rows about them are left out."""
     until: int = 0
     """The last step whose rows are copied; 0 copies all of them."""
 
@@ -177,7 +178,7 @@ def _take_segment(root: Path, segment: "Segment", target: Path, changes: _Change
 
 
 def _kept(rows: "pa.Table", table: str, changes: _Changes) -> "pa.Table":
-    """Returns the rows that are valid for this run too."""
+    """Returns the rows that are also valid for this run."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -192,7 +193,8 @@ def _kept(rows: "pa.Table", table: str, changes: _Changes) -> "pa.Table":
 
 
 def _of_run(rows: "pa.Table", changes: _Changes) -> "pa.Table":
-    """Returns the rows with this run's id, and with its fingerprint if they measure the same as its evaluate stage."""
+    """Returns the rows with this run's id. Rows that measure the same as its evaluate stage also get that stage's
+    fingerprint."""
     import pyarrow as pa
 
     def replaced(table: "pa.Table", name: str, column: "pa.Array") -> "pa.Table":

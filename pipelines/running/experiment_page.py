@@ -14,7 +14,7 @@ from storage import Store
 
 
 def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> str:
-    """Returns the page from the record in this home; empty if this home does not have the experiment.
+    """Returns the page, from the record in this home; empty if this home does not have the experiment.
 
     Args:
         record_url: URL of the web application with the linked report pages; empty shows the names of their files
@@ -56,7 +56,7 @@ def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> st
 
 
 def _answer(home: Home, store: Store, experiment: str) -> str:
-    """Returns the joint answer of the runs, which have all ended."""
+    """Returns the joint answer of the runs, all of which have ended."""
     from pipelines.report.answer import answers_of, headline, note_looks
     from pipelines.report.evidence import experiment_groups
 
@@ -67,7 +67,7 @@ def _answer(home: Home, store: Store, experiment: str) -> str:
 
 
 def _accuracies(store: Store, experiment: str) -> dict[str, dict[str, float]]:
-    """Returns accuracies by run, and by evaluation set with its metric: those of each run's last measured weights."""
+    """Returns the accuracies of each run's last measured weights, by run and by evaluation set with its metric."""
     sql = (
         "select run_id, metric || ' on ' || dataset, arg_max(value, step) from evaluations"
         " where (metric like 'mean@%' or metric like 'score@%')"

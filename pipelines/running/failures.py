@@ -1,4 +1,4 @@
-"""The cause of a stage's failure, and the changes of the next attempt."""
+"""The cause of a stage's failure, and the changes that the next attempt makes."""
 
 import re
 import signal
@@ -16,7 +16,7 @@ _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def count_oom_kills() -> int:
-    """Returns the number of processes that the kernel has killed for memory so far: in this control group, else on
+    """Returns how many processes the kernel has killed so far because memory ran out: in this control group, else on
     this machine."""
     try:
         own = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::")[2].strip().lstrip("/")
@@ -50,7 +50,7 @@ def early_exit(code: int, output: str, run_dir: Path, *, killed_for_memory: bool
     notes = sorted(noted_exits(run_dir), key=lambda note: 1 + last.index(note.cause) if note.cause in last else 0)
     killed = code in _KILLED
     if killed and killed_for_memory:
-        return EarlyExit("out_of_memory", "the kernel killed it for memory")
+        return EarlyExit("out_of_memory", "the kernel killed it because memory ran out")
     if notes and notes[0].cause not in unnamed:
         return notes[0]
     cause = cause_in(output)
@@ -105,14 +105,14 @@ def may_retry(execution: RunExecution, stage: str, error: Exception) -> bool:
 
 
 def retry_inputs(execution: RunExecution) -> dict[str, Any]:
-    """Returns the trainer's inputs from the earlier attempts: the token budget to use, and the last failure."""
+    """Returns the trainer's inputs that follow from earlier attempts: the token budget to use, and the last failure."""
     record = execution.state.stage("train")
     tokens = token_budget(record, execution.plan.experiment.training.microbatch_tokens)
     return {"microbatch_tokens": tokens, "failure": record.get("failure") or ""}
 
 
 def retry_difference(execution: RunExecution, stage: str) -> str:
-    """Returns the difference of the next attempt, for the user; empty if there is no difference."""
+    """Describes the changes of the next attempt to the user; empty if it changes nothing."""
     record, in_spec = execution.state.stage(stage), execution.plan.experiment.training.microbatch_tokens
     if record.get("cause") != "out_of_memory" or stage != "train":
         return ""
@@ -120,7 +120,7 @@ def retry_difference(execution: RunExecution, stage: str) -> str:
 
 
 def token_budget(record: dict[str, Any], in_spec: int) -> int:
-    """Returns the tokens of a microbatch: the spec's, or fewer if an attempt ran out of memory with them.
+    """Returns the tokens of a microbatch: those of the spec, or fewer if an attempt ran out of memory.
 
     Args:
         record: the train stage's record in state.json.

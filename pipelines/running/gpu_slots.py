@@ -55,7 +55,7 @@ def slots_of_evaluation(experiment: Experiment) -> int:
 
 
 def concurrency_warnings(experiment: Experiment) -> Iterator[Issue]:
-    """Warns if this machine has GPUs for training, but none for ranks that evaluate at the same time."""
+    """Warns if this machine has GPUs for training but none for ranks that evaluate at the same time."""
     ranks = experiment.evaluation.concurrent_ranks
     if not ranks or not launcher_of(experiment).ranks_run_here:
         return
@@ -71,7 +71,7 @@ def concurrency_warnings(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _too_few(experiment: Experiment, stage: str, slots: Sequence[str]) -> Issue | None:
-    """Returns the issue of a stage that needs more slots than these; None if they suffice."""
+    """Returns an issue if a stage needs more slots than these; None if they suffice."""
     ranks = _ranks(experiment, stage)
     count = _slots_wanted(experiment, stage)
     if count <= len(slots):
@@ -85,7 +85,7 @@ def _too_few(experiment: Experiment, stage: str, slots: Sequence[str]) -> Issue 
 
 
 def ask_room(experiment: Experiment) -> Room:
-    """Returns the launcher's answer about free places, from its machines."""
+    """Returns the launcher's answer about the capacity of its machines."""
     return launcher_of(experiment).room(experiment)
 
 
@@ -101,7 +101,8 @@ def asked_of_machines(experiment: Experiment) -> Hashable:
 
 
 def asking_once() -> AskRoom:
-    """Returns an `ask_room` that caches its answers by machines and request: asking a cluster takes seconds."""
+    """Returns an `ask_room` that caches its answers by machines and request, because a query to a cluster takes
+    seconds."""
     told: dict[Hashable, Room] = {}
 
     def ask(experiment: Experiment) -> Room:
@@ -114,8 +115,8 @@ def asking_once() -> AskRoom:
 
 
 def missing_here(experiment: Experiment, ask: AskRoom = ask_room) -> Iterator[Issue]:
-    """Yields the spec's needs that this machine, which executes it, does not meet: the launcher's package, machines
-    that can hold the ranks, and, if these compute here, GPUs and the sampler's package."""
+    """Yields the spec's requirements that this machine, which executes it, does not meet: the launcher's package,
+    machines that can hold the ranks and, if ranks compute here, GPUs and the sampler's package."""
     if issue := package_missing(experiment.launcher):
         yield issue
         return
@@ -137,8 +138,8 @@ def missing_here(experiment: Experiment, ask: AskRoom = ask_room) -> Iterator[Is
 
 
 def runs_at_once(runs: "Sequence[RunPlan]", ask: AskRoom = ask_room) -> int:
-    """Returns how many of the runs fit at this moment, at least 1: into free slots of this machine, or the
-    launcher's places;"""
+    """Returns how many of the runs fit at this moment, at least 1: into this machine's free slots, or the launcher's
+    capacity;"""
     first = runs[0].experiment
     if not launcher_of(first).ranks_run_here:
         return max(1, min(len(runs), ask(first).launches))

@@ -1,4 +1,4 @@
-"""The check of data and model in a process of its own, whose imports the later stages share."""
+"""The check of data and model in its own process, whose imports the later stages share."""
 
 import sys
 import tempfile
@@ -14,7 +14,7 @@ from specs.schema.experiment import Experiment
 
 
 def look_in_fork(experiment: Experiment, *, model: bool) -> Findings | None:
-    """Returns the findings of `rpg.preflight.examine` in a fork; None if no fork is possible, or it failed."""
+    """Runs `rpg.preflight.examine` in a fork and returns its findings; None if no fork is possible, or if it failed."""
     if not forks_stages(experiment) or not may_fork():
         return None
     with suppress(OSError, DiskError), tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""Messages of a run to its display, a Prefect server, and the server's request to stop."""
+"""Messages of a run to a Prefect server, which displays it, and the server's requests to stop."""
 
 import json
 import logging
@@ -18,14 +18,14 @@ class Message:
     """An artifact, a log line or an event, as plain data."""
 
     kind: Literal["artifact", "page", "log", "event"]
-    """artifact: replaces the flow run's artifact of its key on the server. page: an artifact of no flow run, which
-    replaces the server's artifact of its key."""
+    """artifact: replaces the flow run's artifact with the same key on the server. page: an artifact without a flow run,
+    which replaces the server's artifact with the same key."""
     fields: dict[str, Any]
     """Fields of Prefect's ArtifactCreate, LogCreate or Event, as JSON."""
 
 
 class Messages:
-    """Pending messages. A newer one of the same key replaces an older one.
+    """Pending messages. A newer message replaces an older one with the same key.
 
     `pipelines.prefect.server.outbox` sends them; without it they are dropped.
     """
@@ -41,7 +41,7 @@ class Messages:
         self._lines = 0
 
     def artifact(self, key: str, kind: Literal["markdown", "table", "progress"], data: Any, description: str) -> None:
-        """Shows an artifact on the dashboard, in place of the flow run's present one of this key.
+        """Shows an artifact on the dashboard. It replaces the flow run's artifact with this key.
 
         Args:
             data: Markdown, a table's rows, or percent done.
@@ -50,8 +50,7 @@ class Messages:
         self._put(key, "artifact", fields | {"data": json.dumps(data) if kind == "table" else data})
 
     def page(self, key: str, text: str, description: str) -> None:
-        """Shows a Markdown page that belongs to no single flow run, in place of the server's present one of this
-        key."""
+        """Shows a Markdown page that does not belong to a flow run. It replaces the server's page with this key."""
         self._put(key, "page", {"key": key, "type": "markdown", "description": description, "data": text})
 
     def log(self, text: str, *, level: int = logging.INFO, key: str = "") -> None:
@@ -66,7 +65,7 @@ class Messages:
         self._put(key or f"line {self._lines}", "log", fields)
 
     def event(self, name: str, resource: str, payload: dict[str, Any], tags: Sequence[str]) -> None:
-        """Emits a Prefect event of this flow run, which the server's automations may wait for.
+        """Emits a Prefect event of this flow run. The server's automations may wait for it.
 
         Args:
             resource: Prefect's id of the event's subject.

@@ -1,4 +1,4 @@
-"""Progress on stderr: a live line on a terminal, plain lines elsewhere. Results go to stdout, from other modules."""
+"""Progress on stderr: a live line on a terminal, plain lines elsewhere. Other modules write results to stdout."""
 
 import time
 from pathlib import Path
@@ -17,11 +17,11 @@ from specs.machine.timed_output import without_time
 from specs.metrics import progress_text
 
 _PLAIN_SECONDS = 10.0
-"""Least seconds between two lines about the same stage if stderr is no terminal."""
+"""Shortest time in seconds between two lines about the same stage if stderr is not a terminal."""
 
 
 _RECORDED = {"done": "finished", "stopped": "cancelled", "busy": "running"}
-"""The record's word for the end of a stage or a run, if it differs."""
+"""Word shown for the end of a stage or a run -> the record's word, if they differ."""
 
 
 class ProgressReporter(Protocol):
@@ -68,7 +68,8 @@ class Silent:
 
 
 class ConsoleProgress:
-    """Progress as lines per run and stage; while a stage works, a live line on a terminal or plain lines at intervals.
+    """Progress with a line for each stage of each run. While a stage works, it shows a live line on a terminal, or
+    plain lines at intervals.
 
     Args:
         left: remaining time of the command's runs. With None, or a single run, the time of all runs is not shown.
@@ -131,7 +132,7 @@ class ConsoleProgress:
             self._console.print(f"  {self._stage}  {text}", markup=False)
 
     def stage_ended(self, stage: str, outcome: str, seconds: float) -> None:
-        """Prints a permanent line: the stage, how it ended and how long it took."""
+        """Prints a permanent line: the stage, how it ended, and how long it took."""
         if self._left is not None:
             self._left.stage_ended(self._run_id, stage, outcome, seconds)
         if self._live is not None:
@@ -145,8 +146,8 @@ class ConsoleProgress:
 
 
 class ParallelProgress:
-    """Progress of concurrent runs: a live line for each and one for all on a terminal, elsewhere plain lines at
-    intervals.
+    """Progress of concurrent runs. On a terminal there is a live line for each run and one for all, elsewhere plain
+    lines at intervals.
 
     A context manager: the live lines exist within the block.
     """
@@ -168,7 +169,7 @@ class ParallelProgress:
         self._display.stop()
 
     def run_started(self, run_id: str, name: str, position: int, total: int) -> ProgressReporter:
-        """Gives the run a line."""
+        """Adds a line for the run."""
         self._headings[run_id] = f"[{position}/{total}] {run_id}  {name}"
         self.live[run_id] = ""
         if not self.console.is_terminal:
@@ -193,7 +194,7 @@ class ParallelProgress:
 
 
 class _RunLine:
-    """The line of one of several runs."""
+    """The line of one of several concurrent runs."""
 
     def __init__(self, shown: ParallelProgress, run_id: str) -> None:
         self._shown = shown
@@ -238,8 +239,8 @@ def _stderr() -> Console:
 
 
 def _beginning(reason: str) -> str:
-    """Returns the text for a stage until its first message, with the reason why it runs unless that is the usual
-    one."""
+    """Returns the text for a stage until its first message. It includes the reason why the stage runs, unless that is
+    the usual one."""
     return "starting" if reason == "new" else f"starting: {reason}"
 
 
@@ -250,7 +251,7 @@ def _ending(stage: str, outcome: str, seconds: float) -> str:
 
 
 def logged_line(log: Path, stage: str, *, since: int = 0) -> str:
-    """Returns the last line in the log of a stage without steps, without the time and the stage's name.
+    """Returns the last log line of a stage that has no steps. Leaves out the time and the stage's name.
 
     Empty if the log has nothing after its first `since` bytes, or if the line says that the stage is done: its outcome
     and duration are about to be shown.

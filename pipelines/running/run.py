@@ -53,10 +53,9 @@ class RunExecution:
         in_study: bool = False,
     ) -> None:
         """
-        Args:
-            until: the training step at which the run pauses; 0, or a step not before the last one, for no pause.
-            in_study: the run is a study's: the study's page replaces the experiment's, which would compare all
-                trials whenever one ends.
+        Args: until: the training step at which the run pauses; 0, or the last step or a later one, means no pause.
+        in_study: whether the run belongs to a study, whose page replaces the experiment's. The experiment's page would
+        compare all trials whenever one ends.
         """
         self.document = document
         self.home = home
@@ -64,20 +63,20 @@ class RunExecution:
         self.stop = stop or Stop()
         self.progress = progress or Silent()
         self.error: Exception | None = None
-        """The error that ended the run early, if any; for the command that waits for it."""
+        """The error that ended the run early, if any. The command that waits for the run reads it."""
         self.plan = plan_run(document, run_id, home)
         self.in_study = in_study
         self.until = until if until < self.plan.experiment.training.steps else 0
         self.state = RunState(home, run_id)
         self.shared = shared_run(home, run_id)
-        """The run in an object store; None if its home is the only place, or one that all workers share."""
+        """The run in an object store; None if the run is only in its home, or if all workers share the home."""
         self.lease: Lease | None = None
         """The lease while this process holds the run, else None."""
         self.outbox = Messages()
         """Messages to Prefect. The flow replaces the queue by its own."""
         self.sinks = SinkProcesses(home, run_id, ())
-        """Processes that send the run's records. Once the run has begun, they are those of its spec's sinks that
-        lack something."""
+        """Processes that send the run's records. After the run has begun, there is one for each sink that lacks
+        records."""
         self.begun = False
 
     @property
@@ -87,11 +86,11 @@ class RunExecution:
 
     @property
     def superseded(self) -> bool:
-        """Whether another process has taken the run over, so that this one may change nothing of it any more."""
+        """Whether another process has taken over the run, so that this process may no longer change it."""
         return self.lease is not None and self.lease.superseded
 
     def check_lease(self) -> None:
-        """Raises SupersededError if another process has taken the run over."""
+        """Raises SupersededError if another process has taken over the run."""
         if self.lease:
             self.lease.fence.check()
 
@@ -138,7 +137,7 @@ class RunExecution:
                     clear_request(self.directory)
 
     def _others(self) -> list[str]:
-        """Returns the directories, besides the run's own, that the run needs or belongs to, by path in the home."""
+        """Returns the other directories that the run needs or belongs to, by path in the home."""
         outputs = [self.plan.stage(name).output for name in ("data", "base")]
         return [
             f"experiments/{self.document.experiment.name}",
@@ -163,8 +162,8 @@ class RunExecution:
         )
 
     def _server(self, flow_run_id: str | None) -> str:
-        """Returns the server of the flow run that a worker received; empty for a command's own flow run, which waits
-        nowhere."""
+        """Returns the server of the flow run that a worker received; empty for a command's own flow run, which does not
+        wait on a server."""
         before = self.state.record
         if flow_run_id == before["flow_run_id"] or WORKER not in os.environ:
             return str(before.get("api_url") or "")
@@ -222,8 +221,8 @@ def register_experiment(
 
 
 def _join_experiment(home: Home, document: "Document", run: RunPlan) -> None:
-    """Adds a run to its experiment's record if it is missing there: it was submitted from a machine with another
-    home."""
+    """Adds a run to its experiment's record if it is missing there. It is missing if it was submitted from a machine
+    with another home."""
     with home.locked(f"experiment-{document.experiment.name}", waiting=lambda: None):
         recorded = read_json(home.experiment(document.experiment.name) / "experiment.json")
         if run.run_id not in recorded.get("runs", []):

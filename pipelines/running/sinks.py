@@ -18,16 +18,16 @@ from specs.machine.files import read_json
 from specs.schema.execution import Sink
 
 SINK_FAILED = "sink_failed"
-"""The event of a sink that did not get the whole run."""
+"""Name of the event that a sink did not get the whole run."""
 _RETRY_SECONDS = 60.0
 """Seconds between a failure and the next attempt, during the run."""
 _END_SECONDS = 30.0
-"""Most seconds that a run that has ended waits for its sinks."""
+"""Longest time in seconds that an ended run waits for its sinks."""
 _STOP_SECONDS = 5.0
 """Seconds that sinks have to finish after a run was stopped."""
 _POLL_SECONDS = 0.1
 _NO_ATTEMPT = 0
-"""Attempt of rows that no trainer wrote: a trainer's start does not supersede them."""
+"""Attempt number of rows that no trainer wrote. The start of a trainer does not supersede them."""
 
 
 class SinkProcesses:
@@ -45,8 +45,8 @@ class SinkProcesses:
 
     @contextmanager
     def sending(self, warn: Callable[[str], None]) -> Iterator[None]:
-        """Sends the run's record as it grows within the block. At its end the run waits until the rest is sent, half a
-        minute at most. Call it in the main thread, while the run is held.
+        """Sends the run's record within the block, as the record grows. At the end of the block, waits until the rest
+        is sent, at most half a minute. Call it in the main thread, while the run is held.
 
         Args:
             warn: called with a line about a sink that fails.

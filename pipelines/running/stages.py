@@ -1,4 +1,4 @@
-"""Execution of stages: uses an existing result, or starts the stage's process and publishes its result.
+"""Execution of stages. A stage uses an existing result, or its process makes a result, which is then published.
 
 Several runs share the results of data and base; train, evaluate and report write into the run's own directory. The code
 does not depend on Prefect.
@@ -47,13 +47,13 @@ from specs.machine.timed_output import TIMED
 
 _SHOWN_SECONDS = 0.5
 _WATCHDOG_LINES = 10_000
-"""Most lines at the end of a log that are searched for NCCL's timeouts, which come before long traces."""
+"""Number of lines at the end of a log that are searched for NCCL's timeouts. Long traces follow these."""
 StageOutcome = Literal["cached", "done"]
 Tick = Callable[[], None]
 
 
 def perform_stage(execution: RunExecution, stage: StagePlan, tick: Tick = lambda: None) -> StageOutcome:
-    """Executes a stage, unless a complete result of its fingerprint exists.
+    """Executes a stage, unless a complete result with its fingerprint exists.
 
     Args:
         tick: called many times a second while the stage's process runs.
@@ -112,8 +112,8 @@ def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutc
 
 
 def _take(execution: RunExecution, stage: StagePlan) -> StagePlan:
-    """Reuses another run's training or evaluation. If that is damaged, returns the stage as one to execute, with the
-    reason.
+    """Reuses another run's training or evaluation. If that is damaged, returns the stage marked as one to execute, with
+    the reason.
 
     A run in an object store reuses nothing, and a run that is to pause reuses only the first steps of a training.
     """
@@ -149,8 +149,8 @@ def _since(execution: RunExecution, stage: StagePlan) -> int:
 
 
 def _refuse_other_code(execution: RunExecution, stage: StagePlan) -> None:
-    """Raises SpecError if the code does not match the stage's fingerprint: it was edited since the run was planned,
-    or the user had accepted other code for a result that is now damaged. The report stage is exempt."""
+    """Raises SpecError if the code does not match the stage's fingerprint: either it was edited since the run was
+    planned, or the user had accepted a result of other code, which is now damaged. The report stage is exempt."""
     if stage.accepted:
         message, changed = "the result that was accepted is not whole any more", ""
     elif stage.stage != "report" and (now := Code().of_stage(stage.stage, execution.plan.experiment)) != stage.code:
@@ -163,7 +163,7 @@ def _refuse_other_code(execution: RunExecution, stage: StagePlan) -> None:
 
 
 def _record_cached(execution: RunExecution, stage: StagePlan) -> StageOutcome:
-    """Records that the result existed already. A result that this run made keeps the record of its making."""
+    """Records that the result existed already. If this run made the result, its record stays unchanged."""
     before = execution.state.stage(stage.stage)
     if before.get("fingerprint") != stage.fingerprint or before.get("status") != "finished":
         _record(execution, stage, status="finished", cached=True, started_at=None, ended_at=now())
@@ -205,7 +205,7 @@ def _name_evaluation(execution: RunExecution, stage: StagePlan) -> None:
 
 def _pause_if_there(execution: RunExecution) -> None:
     """Raises StagePausedError if training has reached the step at which it is to pause, or a later one, and has
-    evaluated its policy there."""
+    evaluated the policy of that step."""
     noted = read_json(execution.directory / "evaluated.json")
     newest = max((execution.directory / "checkpoints").glob("step-*"), default=None)
     if execution.until and newest and noted.get("evaluation") == execution.plan.stage("evaluate").fingerprint:
@@ -270,7 +270,7 @@ def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
 
 
 def _write_inputs(execution: RunExecution, stage: StagePlan) -> None:
-    """Writes inputs.json, the input of the trainer, and of commands that train steps of the run again."""
+    """Writes inputs.json, which the trainer reads, and also commands that train steps of the run again."""
     directory = execution.directory
     inputs = {name: os.path.relpath(execution.plan.stage(name).output, directory) for name in ("data", "base")}
     evaluate = execution.plan.stage("evaluate")
@@ -288,7 +288,7 @@ def _write_inputs(execution: RunExecution, stage: StagePlan) -> None:
 
 
 def _launch(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
-    """Executes a stage in its ranks with the spec's launcher."""
+    """Executes a stage in ranks that the spec's launcher starts."""
     launcher, experiment = launcher_of(execution.plan.experiment), execution.plan.experiment
     launched: LaunchedStage = "train" if stage.stage == "train" else "evaluate"
     with stage_slots(execution, stage.stage) as slots:
@@ -307,7 +307,8 @@ def _launch(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
 
 
 def _withdraw(execution: RunExecution, manifest: Path) -> None:
-    """Withdraws a published training whose files are damaged: the trainer exports the last step's weights again."""
+    """Withdraws a published training whose files are damaged. The trainer then exports the last step's weights
+    again."""
     recorded = read_json(manifest)
     for weights in recorded.get("weights", {}).values():
         entries = {name: entry for name, entry in recorded["files"].items() if name.startswith(f"{weights}/")}
@@ -318,8 +319,8 @@ def _withdraw(execution: RunExecution, manifest: Path) -> None:
 
 
 def _forget_older(directory: Path, since_ns: int) -> None:
-    """Removes the files of training from before that time from which it would resume, so that it starts from step 0.
-    Its rows stay until the rows of the new attempt supersede them."""
+    """Removes the files older than that time from which training would resume, so that it starts from step 0. The rows
+    stay until the rows of the new attempt supersede them."""
     if since_ns:
         for path in (
             directory / "train.json",
@@ -332,7 +333,8 @@ def _forget_older(directory: Path, since_ns: int) -> None:
 
 
 def _forget_older_answers(kept: Path, since_ns: int) -> None:
-    """Removes an interrupted evaluation's answers from before that time, which the evaluation would continue with."""
+    """Removes answers of an interrupted evaluation that are older than that time, so that the evaluation does not
+    continue with them."""
     for path in kept.rglob("*.json"):
         if is_older(path, since_ns):
             path.unlink()
@@ -371,8 +373,8 @@ def _run_process(
     signal_children: bool = False,
     afterwards: Callable[[], None] = lambda: None,
 ) -> None:
-    """Runs a stage's process to its end, and raises the error that its exit code means. See `perform_stage` for the
-    errors.
+    """Runs a stage's process to its end, and raises the error that its exit code stands for. See `perform_stage` for
+    the errors.
 
     Args:
         tick: called many times a second.
@@ -429,7 +431,8 @@ def _run_process(
 
 
 def _absent_ranks(execution: RunExecution, output: str) -> str:
-    """Returns a sentence that names the ranks that did not arrive at a collective of NCCL; empty if none timed out."""
+    """Returns a sentence that names the ranks that did not reach a collective of NCCL; empty if no collective timed
+    out."""
     spec, waited = execution.plan.experiment, ranks_that_waited(output)
     return absent_ranks(waited, spec.training.ranks, spec.launcher.collective_timeout_seconds) if waited else ""
 

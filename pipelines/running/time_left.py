@@ -9,18 +9,18 @@ from typing import Any
 from pipelines.planning.plan import RunPlan, StagePlan
 
 _SHARED = ("data", "base")
-"""Stages whose result is made once and shared by all runs that need it."""
+"""Stages whose result is made once, for all runs that need it."""
 
 
 @dataclass
 class _Run:
     plan: RunPlan
     to_do: list[StagePlan]
-    """Stages that have not ended, including the one under way."""
+    """Stages that have not ended, including the current one."""
     stage: str = ""
-    """The stage under way; empty between stages."""
+    """The current stage; empty between stages."""
     since: float = 0.0
-    """Time at which the stage began, by the clock."""
+    """Time at which the current stage began, by `clock`."""
     training: Mapping[str, Any] = field(default_factory=dict)
     """The trainer's progress, while it trains."""
 
@@ -52,7 +52,7 @@ class TimeLeft:
         return len(self._runs)
 
     def stage_started(self, run_id: str, stage: str) -> None:
-        """Notes that a stage of a run is under way."""
+        """Notes that a stage of a run has begun."""
         run = self._runs[run_id]
         run.stage, run.since, run.training = stage, self._clock(), {}
 
@@ -61,7 +61,7 @@ class TimeLeft:
         self._runs[run_id].training = progress
 
     def stage_ended(self, run_id: str, stage: str, outcome: str, seconds: float) -> None:
-        """Notes that the stage under way has ended: done, cached, failed, stopped or paused."""
+        """Notes that the current stage has ended: done, cached, failed, stopped or paused."""
         run = self._runs[run_id]
         run.stage = ""
         if outcome == "done":
@@ -111,7 +111,8 @@ class TimeLeft:
 
 
 def training_seconds_left(progress: Mapping[str, Any]) -> float:
-    """Returns the seconds that training still takes by its last step, without evaluations; 0 if unknown."""
+    """Returns the seconds that training still takes, estimated from its last step, without evaluations; 0 if
+    unknown."""
     metrics = progress.get("metrics") or {}
     seconds = (metrics.get("time/step") or 0.0) - (metrics.get("time/evaluate") or 0.0)
     return float(seconds * max(0, int(progress.get("steps", 0)) - int(progress.get("step", 0))))

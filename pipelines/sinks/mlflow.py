@@ -1,4 +1,4 @@
-"""MLflow: a run of ours is an MLflow run, found again by its tag `rpg.run_id`.
+"""MLflow: each of our runs is an MLflow run, which is found by its tag `rpg.run_id`.
 
 MLflow cannot delete values, so it gets only settled steps; each session begins by asking it which ones it has.
 """
@@ -20,7 +20,7 @@ from specs.schema.execution import MlflowSink
 
 _RUN_ID = "rpg.run_id"
 _AT_ONCE = 1000
-"""Largest number of metrics in one request; a tenth of it for parameters."""
+"""Largest number of metrics in one request. The limit for parameters is a tenth of it."""
 _LONGEST = 6000
 """Largest number of characters of a parameter's value."""
 _STATUSES = {"finished": "FINISHED", "running": "RUNNING", "pending": "SCHEDULED", "cancelled": "KILLED"}
@@ -51,7 +51,7 @@ class MlflowSession:
         return metrics, evaluations
 
     def send(self, metrics: Sequence[Point], evaluations: Sequence[Point]) -> None:
-        """Sends the points; the figures of a step go in one request, so that they arrive together or not at all."""
+        """Sends the points. The figures of a step go in one request, so that they arrive together or not at all."""
         batch: list[Metric] = []
         for point in [*metrics, *evaluations]:
             at = int(point.at.timestamp() * 1000)
@@ -70,7 +70,7 @@ class MlflowSession:
         self._client.set_terminated(self._id, _STATUSES.get(ending.status, "FAILED"))
 
     def _send_params(self, run: SentRun) -> None:
-        """Sends the resolved spec, of which MLflow accepts each value once."""
+        """Sends the resolved spec. MLflow accepts each value only once."""
         known = self._run.data.params
         values = flatten({**run.spec, "seed": run.seed}).items()
         params = [Param(name, _text(value)[:_LONGEST]) for name, value in values if name not in known]

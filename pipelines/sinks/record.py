@@ -1,4 +1,4 @@
-"""The record of one run for a sink, in terms that every tracker has."""
+"""The record of one run for a sink, in terms that every tracker understands."""
 
 import json
 from dataclasses import dataclass, field
@@ -20,18 +20,18 @@ EVALUATION = "evaluation/"
 
 @dataclass(frozen=True, slots=True)
 class SentRun:
-    """A run as a sink sees it. It does not change during execution."""
+    """The description of a run for a sink. It does not change during execution."""
 
     run_id: str
     experiment: str
     name: str
-    """Its cell and seed, readable."""
+    """The run's cell and seed in readable form."""
     question: str
     objective: str
     """The objective's type."""
     seed: int
     cell: dict[str, Any]
-    """Path in the spec -> this run's value, for each varying field."""
+    """Path in the spec -> this run's value, for each field that varies."""
     spec: dict[str, Any]
     """The resolved spec, without secrets."""
 
@@ -59,7 +59,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """New records of a run: those after some step, at one moment."""
+    """Records of a run after some step, as they are at one moment."""
 
     metrics: list[Point]
     """Metric values of the later steps, in order."""
@@ -68,10 +68,10 @@ class News:
     attempt: int
     """Number of the trainer's last start. 0: it has not started."""
     resumed_from: int | None
-    """The earliest step to which a start after the given one went back. None if there was no such start."""
+    """The earliest step from which a later start than the given one resumed. None if there was no later start."""
     settled: int | None
-    """The newest checkpoint's step: no earlier one is trained again, unless a guard rolls back beyond it. None:
-    training is done, and no step will be trained again."""
+    """Step of the newest checkpoint. Steps up to it are not trained again, unless a guard rolls back beyond it. None if
+    training is done and no step will be trained again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class Ending:
     """finished, failed, cancelled, crashed, pending or running."""
     reason: str = ""
     summary: dict[str, Any] = field(default_factory=dict)
-    """The run's results by name: `accuracy_before`, `accuracy_after`, for a graded reward `score_before`,
-    `score_after`, and `answer`, the experiment's so far."""
+    """The run's results by name: `accuracy_before` and `accuracy_after`, or `score_before` and `score_after` for a
+    graded reward; and `answer`, the experiment's answer so far."""
 
 
 def describe(home: Home, run_id: str) -> SentRun:

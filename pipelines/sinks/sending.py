@@ -1,4 +1,4 @@
-"""Sending of a run's record to a sink, at once or as it grows during execution; and notes of the extent of the copy."""
+"""Sends a run's record to a sink, at once or as it grows during execution, and notes how much the sink has."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ from specs.secrets import hide
 _LOOK_SECONDS = 10.0
 """Seconds between two reads of a running run's record."""
 _STATUS_SECONDS = 0.5
-"""Seconds between two checks whether it still runs."""
+"""Seconds between two checks of whether the run still runs."""
 
 
 class SinkError(RpgError):
@@ -30,11 +30,11 @@ class Sent:
     """A sink's copy of a run, as last noted in the run's directory."""
 
     steps: int = 0
-    """Number of steps whose metrics it has."""
+    """Number of steps whose metrics the sink has."""
     evaluated: int = 0
-    """Number of steps whose evaluations it has."""
+    """Number of steps whose evaluations the sink has."""
     ended_at: str = ""
-    """Time of the run's end, if it was sent to the end. Empty: there may be more."""
+    """Time of the run's end, if everything was sent. Empty if more may follow."""
     error: str = ""
     """Error of the last attempt. Empty if it succeeded."""
     at: str = ""
@@ -54,8 +54,8 @@ def is_behind(home: Home, run_id: str, sink: Sink) -> bool:
 
 
 def sinks_of(home: Home, run_id: str) -> tuple[Sink, ...]:
-    """Returns the sinks of a run's experiment, from its file at the last run; those of the run's own spec if the
-    experiment has no record."""
+    """Returns the sinks of a run's experiment, from its file at the last execution. If the experiment has no record,
+    returns those of the run's own spec."""
     experiment = read_json(home.run(run_id) / "run.json").get("experiment", "")
     frozen = home.experiment(experiment)
     return recorded_spec(frozen if (frozen / "spec.json").exists() else home.run(run_id)).sinks
@@ -91,13 +91,13 @@ class _Sending:
         self._run = describe(home, run_id)
         self._steps: set[int] = set()
         self._evaluations: dict[int, Point | None] = {}
-        """Step -> the point that was sent for it. None if an earlier session sent it."""
+        """Step -> the point that was sent for it; None if an earlier session sent it."""
         self._attempt = 0
         """Number of the trainer's last start that was read."""
 
     def session(self, *, follow: bool) -> bool:
-        """Runs one session. Returns False if another must begin, because the record has withdrawn
-        points that were sent."""
+        """Runs one session. Returns False if another session must begin, because the record has withdrawn points that
+        were sent."""
         from storage import Store
 
         session = open_session(self._sink, self._run, self._home)
@@ -120,7 +120,7 @@ class _Sending:
                 self._wait()
 
     def note(self, *, ended_at: str = "", error: str = "") -> Sent:
-        """Notes the extent of the sink's copy in the run's directory."""
+        """Notes in the run's directory how much of the run the sink has."""
         sent = Sent(len(self._steps), len(self._evaluations), ended_at, error, now())
         path = _file(self._home, self._run_id, self._sink)
         path.parent.mkdir(exist_ok=True)
@@ -133,7 +133,7 @@ class _Sending:
         return changed or (news.resumed_from is not None and news.resumed_from < max(self._steps, default=0))
 
     def _send(self, session: Session, news: News) -> None:
-        """Sends the points that the session lacks: all of them, or the settled steps."""
+        """Sends the points that the session lacks: all of them, or only those of settled steps."""
 
         def due(point: Point) -> bool:
             return session.replaces or news.settled is None or point.step <= news.settled
@@ -152,8 +152,8 @@ class _Sending:
             time.sleep(_STATUS_SECONDS)
 
     def _is_executed(self) -> bool:
-        """Returns whether a process executes the run, and has not recorded its end. A finished run counts as finished
-        until one of its stages is done again."""
+        """Returns whether a process executes the run and has not recorded its end. A finished run counts as finished
+        until one of its stages is executed again."""
         state = read_state(self._home, self._run_id)
         return state.get("pid") is not None and is_executed(self._home.run(self._run_id), state)
 

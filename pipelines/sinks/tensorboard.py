@@ -1,4 +1,5 @@
-"""TensorBoard: event files in the home, `tensorboard/RUN`, written by its own library, without torch or TensorFlow."""
+"""TensorBoard: event files in the home, in `tensorboard/RUN`, written with TensorBoard's own library, without torch or
+TensorFlow."""
 
 import json
 import os
@@ -19,7 +20,8 @@ from pipelines.sinks.record import Ending, Point, SentRun
 
 
 class TensorboardSession:
-    """An event file that holds the whole run; those of earlier sessions are emptied when it is on disk.
+    """A session that writes an event file with the whole run. The files of earlier sessions are emptied once it is on
+    disk.
 
     It begins with a session log of step 0, at which an open TensorBoard discards what it has read of the run.
     """
@@ -34,11 +36,11 @@ class TensorboardSession:
         self._begin(run)
 
     def held(self) -> tuple[set[int], set[int]]:
-        """Returns no steps: the file is new."""
+        """Returns no steps, because the file is new."""
         return set(), set()
 
     def send(self, metrics: Sequence[Point], evaluations: Sequence[Point]) -> None:
-        """Writes and flushes scalars, with their times of recording."""
+        """Writes and flushes scalars with the times at which they were recorded."""
         for point in [*metrics, *evaluations]:
             scalars = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in point.values.items()])
             self._writer.add_event(Event(wall_time=point.at.timestamp(), step=point.step, summary=scalars))

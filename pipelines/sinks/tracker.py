@@ -1,4 +1,4 @@
-"""Sessions with a tracker, which update a run's copy there from the record."""
+"""Sessions with a tracker, which update its copy of a run from the record."""
 
 import os
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ class Session(Protocol):
     """A run's copy at one tracker, while it is being written."""
 
     replaces: ClassVar[bool]
-    """Whether a session rewrites the copy, so that withdrawn records disappear from it. Else it extends the copy, and
-    gets only settled steps."""
+    """Whether a session rewrites the copy, so that withdrawn records disappear from it. Otherwise the session extends
+    the copy, and gets only settled steps."""
 
     def send(self, metrics: Sequence[Point], evaluations: Sequence[Point]) -> None:
         """Adds points that the copy lacks, and waits until they are stored or passed to the library."""
@@ -27,7 +27,7 @@ class Session(Protocol):
         ...
 
     def held(self) -> tuple[set[int], set[int]]:
-        """Returns the steps whose metrics and those whose evaluations the copy has, when the session begins."""
+        """Returns the steps whose metrics the copy has when the session begins, and those whose evaluations it has."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: a run of ours is a W&B run of the same id, written whole in each session.
+"""Weights & Biases: each of our runs is a W&B run with the same id, which every session rewrites completely.
 
 An offline run cannot be continued: W&B gives each session a directory, and the last synced one of those with the same
 id replaces the others. So a session writes the whole run, and deletes the directories of earlier ones. Online too, a
@@ -18,7 +18,7 @@ from specs.schema.execution import WandbSink
 _STEP = "step"
 """Name of the x-axis of every figure. W&B's own step counts rows, and rejects a row with an earlier step."""
 _EXIT_CODES = {"finished": 0, "running": 0, "pending": 0, "cancelled": 255}
-"""Exit codes by which W&B shows a run as finished or killed; any other as failed."""
+"""Exit codes for which W&B shows a run as finished or killed. It shows others as failed."""
 
 
 class WandbSession:
@@ -56,7 +56,7 @@ class WandbSession:
         self._run.define_metric("*", step_metric=_STEP)
 
     def held(self) -> tuple[set[int], set[int]]:
-        """Returns no steps: the run is rewritten."""
+        """Returns no steps, because the run is rewritten."""
         return set(), set()
 
     def send(self, metrics: Sequence[Point], evaluations: Sequence[Point]) -> None:
@@ -65,7 +65,7 @@ class WandbSession:
             self._run.log({_STEP: point.step, "_timestamp": point.at.timestamp(), **point.values})
 
     def close(self, ending: Ending) -> None:
-        """Writes status and results into the run's summary, and waits until everything is sent."""
+        """Writes status and results to the run's summary, and waits until everything is sent."""
         self._run.summary.update({"status": ending.status, "reason": ending.reason, **ending.summary})
         self._run.finish(exit_code=_EXIT_CODES.get(ending.status, 1))
         for directory in self._earlier:

@@ -1,4 +1,4 @@
-"""Conditions that make trials comparable: a stored study continues only under those of its existing trials."""
+"""Conditions that make trials comparable. A stored study continues only under the conditions of its existing trials."""
 
 import hashlib
 import json
@@ -29,14 +29,14 @@ def conditions(document: StudyDocument) -> dict[str, Any]:
 
 
 def _code(document: StudyDocument) -> dict[str, Any]:
-    """Returns the results number of each stage that makes a trial, and the difference of its code from the release."""
+    """Returns, for each stage of a trial, the results number and the difference of its code from the release."""
     code, experiment = Code(), document.experiment.experiment
     differing = {stage: found for stage in ENTRIES if (found := code.of_stage(stage, experiment))}
     return {"numbers": {stage: release().results[stage] for stage in ENTRIES}, "differing": differing}
 
 
 def results_digest(document: StudyDocument, *, of_baseline: bool = False) -> str:
-    """Returns a digest of everything that determines a trial's result, without the searched fields: only trials of one
+    """Returns a digest of everything that determines a trial's result except the searched fields. Only trials of one
     experiment are comparable.
 
     It covers the same inputs as the stages' fingerprints: files enter by their content; the place and manner of
@@ -73,7 +73,7 @@ def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
         place = "goal" if study.goal else "goals"
         issues.append(Issue("differs from the stored study", (place,), given=given, allowed=allowed, hint=hint))
     if before["results"] != now["results"]:
-        issues.append(Issue("is not the experiment of the stored study any more", ("experiment",), hint=hint))
+        issues.append(Issue("is no longer the experiment of the stored study", ("experiment",), hint=hint))
     elif before["code"] != now["code"]:
         sides = [(code["numbers"], code["differing"]) for code in (before["code"], now["code"])]
         made, here = ({stage: (number[stage], found.get(stage)) for stage in ENTRIES} for number, found in sides)
@@ -94,8 +94,7 @@ def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
 
 
 def unmeasured(document: StudyDocument, finished: Sequence[Mapping[str, Any]]) -> list[Issue]:
-    """Returns the constraints whose measure no finished trial has recorded, so that every trial would seem to break
-    them.
+    """Returns the constraints whose measure no finished trial has recorded. Every trial would seem to break them.
 
     Args:
         finished: the values that each finished trial has measured, by `measure_label`.

@@ -1,4 +1,5 @@
-"""Confirmation: the best trials and the baseline again, each on the same seeds, which no trial of the search had.
+"""Confirmation: the best trials and the baseline are run again on the same fresh seeds, which no trial of the search
+had.
 
 The best of many trials is biased upward: its value is its true value plus the variation of its seeds. Only fresh seeds
 separate the two. A unit of the confirmation is one arm with one seed; units are the trials of a second Optuna study,
@@ -32,7 +33,7 @@ CONFIRMATION = "-confirmation"
 """Suffix of the name of the experiment that confirms a study."""
 LARGEST_SEED = 2**32
 LEAST_CHANCE = 0.05
-"""Probability of a difference from the baseline after all seeds, below which a candidate stops."""
+"""A candidate stops if its probability of differing from the baseline after all seeds is below this."""
 
 
 def experiment_name(study: Study) -> str:
@@ -47,7 +48,7 @@ def experiment_of_confirmation(study: str) -> str:
 
 
 def fresh_seeds(study: Study, searched: Sequence[int]) -> list[int]:
-    """Returns seeds that no trial of the search has, the same ones at every call."""
+    """Returns seeds that no trial of the search has. Every call returns the same ones."""
     wanted, first = study.confirm.seeds if study.confirm else 0, max(searched) + 1
     candidates = count(first) if first + wanted <= LARGEST_SEED else count()
     unused = (seed for seed in candidates if seed not in searched)
@@ -55,8 +56,8 @@ def fresh_seeds(study: Study, searched: Sequence[int]) -> list[int]:
 
 
 def arms(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Arm]:
-    """Returns the baseline and the candidates, the best first, without units; with several goals those of the front, by
-    the first goal.
+    """Returns the arms, without units: the baseline, then the candidates, the best first. With several goals the
+    candidates are those of the Pareto front, ordered by the first goal.
 
     A candidate keeps the constraints, and differs from the baseline and from the candidates before it. Returns no arms
     without a candidate.
@@ -74,9 +75,9 @@ def arms(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Arm
 
 
 def set_aside(study: Study, trials: Sequence[Trial]) -> dict[str, float]:
-    """Returns the most that the confirmation may cost, by limit of the budget: all its possible runs, each at the
-    baseline's cost, or the mean of finished trials if the baseline has none. Empty without a confirmation, and until
-    a trial has finished."""
+    """Returns the largest cost of the confirmation, for each limit of the budget. All its possible runs count, each at
+    the baseline's cost, or at the mean of finished trials if the baseline has none. Empty without a confirmation, and
+    until a trial has finished."""
     finished = [trial for trial in trials if trial.values is not None]
     costing = [trial.about for trial in finished if trial.baseline] or [trial.about for trial in finished]
     if study.confirm is None or not costing:
@@ -92,8 +93,8 @@ def set_aside(study: Study, trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def ranked(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Trial]:
-    """Returns the finished trials that keep the constraints, the best first; with several goals those of the front
-    first.
+    """Returns the finished trials that keep the constraints, the best first. With several goals, trials of the Pareto
+    front come first.
 
     With noisy_gp they are ordered by posterior mean, on which the variation of a trial's own seeds has little
     influence.
@@ -116,7 +117,7 @@ def ranked(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[T
 
 
 def standings(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> dict[int, noisy_gp.Standing]:
-    """Returns the sampler's model of the finished trials that keep the constraints, by number; empty without a
+    """Returns the sampler model's view of each finished trial that keeps the constraints, by number; empty without a
     model, and with several goals."""
     if study.sampler.type not in ("auto", "noisy_gp") or len(study.targets) > 1:
         return {}
@@ -133,7 +134,7 @@ def is_feasible(study: Study, trial: Trial) -> bool:
 
 
 def rounds(most: int) -> list[int]:
-    """Returns the numbers of seeds at which the arms are compared: `most`, its half and so on, from two seeds on.
+    """Returns the numbers of seeds at which the arms are compared: `most`, half of it and so on, down to two.
 
     Example:
         >>> rounds(5), rounds(8)
@@ -146,7 +147,7 @@ def rounds(most: int) -> list[int]:
 
 
 def may_win(candidate: ArrayLike, baseline: ArrayLike, most: int, confidence: float) -> bool:
-    """Returns whether a candidate can still be distinguished from the baseline after all seeds, by its results so far.
+    """Returns whether, by its results so far, a candidate may still differ from the baseline after all seeds.
 
     Its remaining seeds are predicted from its present ones; its lead has to reach the least difference that an analysis
     after `most` seeds can detect.
@@ -182,17 +183,17 @@ class Look:
     seeds: int
     """Seeds of each remaining arm."""
     share: int
-    """Its share of the error; see `rpg.statistics.comparison.level`."""
+    """The analysis's share of the error; see `rpg.statistics.comparison.level`."""
     most: int
-    """Most seeds of each arm in the study at that time."""
+    """Largest number of seeds of each arm, in the study at that time."""
     arms: tuple[int, ...]
     """Numbers of the arms' trials."""
     dataset: str
-    """The evaluation set that confirms."""
+    """The evaluation set of the confirmation."""
     stopped: tuple[int, ...] = ()
     """Arms that stop here, because they can no longer win."""
     won: bool = False
-    """Whether a candidate is better than the baseline; that ends the confirmation."""
+    """Whether a candidate is better than the baseline. If so, the confirmation ends."""
 
     def plain(self) -> dict[str, Any]:
         """Returns the analysis as JSON data."""
@@ -209,11 +210,11 @@ class Progress:
     """Progress of a confirmation."""
 
     seeds: Mapping[int, int]
-    """Trial's number -> number of its seeds that are wanted by now."""
+    """Trial's number -> number of its seeds that have been requested so far."""
     due: int
-    """The number of seeds at the end of the round under way; 0 after the confirmation."""
+    """The number of seeds at the end of the current round; 0 after the confirmation."""
     stopped: Mapping[int, int]
-    """Trial's number -> number of seeds after which it stopped, before the others."""
+    """Trial's number -> number of seeds after which the arm stopped early."""
 
 
 def progress(looks: Sequence[Look], ended: Mapping[int, int], baseline: int | None, most: int) -> Progress:
@@ -278,7 +279,8 @@ def look_at(home: Home, record: StudyRecord, look: Look) -> Look:
 
 
 def _figures(record: StudyRecord, arm: Arm) -> list[float]:
-    """Returns the value of each seed, larger is better, with a failed one at the goal's worst value."""
+    """Returns the value of each seed, with a sign such that larger is better. A failed seed has the goal's worst
+    value."""
     worst = record.first.worst
     values = [worst if unit.value is None else unit.value for unit in arm.units]
     return [-math.inf if value is None else record.first.better(value) for value in values]

@@ -1,4 +1,4 @@
-"""Cost of a study before it runs: at worst, at best, and of the confirmation.
+"""Estimated cost of a study before it runs, for the search at worst and at best, and for the confirmation.
 
 At worst every trial is trained to its end; at best pruning continues as few trials as it may. Response tokens are upper
 bounds in both, and GPU hours are estimates for that number of tokens. The effect of a trial's parameters on its cost is
@@ -27,17 +27,17 @@ class Cost:
     """Cost of a part of a study."""
 
     runs: int
-    """Number of runs: a trial with a seed, or an arm with one."""
+    """Number of runs. Each is a trial, or an arm, with one seed."""
     trained_to_end: int
-    """Runs among them that reach the last step."""
+    """Number of those runs that reach the last step."""
     steps: int
     """Training steps over all runs."""
     tokens: int
-    """Most response tokens to sample for training."""
+    """Largest number of response tokens to sample for training."""
     evaluation_samples: int | None
     """Responses for the evaluation of checkpoints; None if the size of an evaluation set is not known yet."""
     gpu_hours: float | None
-    """Hours of training and evaluation on H100s, only of training if `evaluation_samples` is None; also None if the
+    """Hours of training and evaluation on H100s; only of training if `evaluation_samples` is None. It is None if the
     model's config is not on this machine."""
 
 
@@ -53,7 +53,7 @@ class StudyCost:
     best: Cost
     confirmation: Cost
     varying: tuple[str, ...]
-    """Parameters that change the cost of a run."""
+    """Searched parameters that change the cost of a run."""
 
 
 def study_cost(document: StudyDocument) -> StudyCost:
@@ -78,7 +78,7 @@ def study_cost(document: StudyDocument) -> StudyCost:
 
 
 def least_steps(study: Study, trials: int, horizon: int) -> list[int]:
-    """Returns the last step of each trial if pruning continues as few trials as it may; the baseline's first.
+    """Returns the last step of each trial, the baseline first, if pruning continues as few trials as possible.
 
     Args:
         horizon: the step at which a trial ends.
@@ -99,7 +99,7 @@ def least_steps(study: Study, trials: int, horizon: int) -> list[int]:
 
 
 def _halved(pruner: Halving, trials: int, horizon: int) -> list[int]:
-    """Returns the last step of each trial but the baseline, trial 0, which has no rungs."""
+    """Returns the last step of each trial except the baseline (trial 0), which has no rungs."""
     brackets = len(pruner.rungs) if isinstance(pruner, Hyperband) else 1
     ends: list[int] = []
     for bracket in range(brackets):

@@ -21,9 +21,9 @@ from storage import Store
 Execute = Callable[[Document, int], tuple[RunOutcome, ...]]
 """Runs a trial's experiment, like `execute_experiment`, until a step; 0 means to its end."""
 INFRASTRUCTURE: frozenset[Cause] = frozenset({"lost_peer", "preempted", "hung"})
-"""Causes that do not depend on a trial's values: it is retried."""
+"""Causes of failure that do not depend on a trial's values. The trial is retried."""
 AT_FAULT: frozenset[Cause] = frozenset({"diverged", "out_of_memory", "sampler_out_of_memory"})
-"""Causes that come from a trial's values: the sampler should avoid them."""
+"""Causes of failure that come from a trial's values. The sampler should avoid such values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Task:
 
     trial: Trial
     confirming: bool = False
-    """Whether it is a unit of the confirmation."""
+    """Whether the task is a unit of the confirmation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +41,22 @@ class Result:
 
     run_ids: tuple[str, ...] = ()
     values: tuple[Score, ...] = ()
-    """Scores by goal; empty without a value."""
+    """Scores by goal; empty if there is no value."""
     paused_at: int = 0
-    """The rung that it has reached; 0 means its end."""
+    """The rung that the trial has reached; 0 means its end."""
     constraints: Mapping[str, float] | None = None
     tokens: float = 0.0
     gpu_hours: float = 0.0
     reason: str = ""
     """The reason why there is no value."""
     at_fault: bool = False
-    """Whether its values are the reason."""
+    """Whether the trial's values are the reason."""
     again: bool = False
-    """Whether it failed for another reason than its values, and may be retried."""
+    """Whether the trial failed for a reason other than its values, and may be retried."""
     busy: bool = False
-    """Whether another process executes one of its runs."""
+    """Whether another process executes one of the trial's runs."""
     cancelled: bool = False
-    """Whether somebody cancelled one of its runs."""
+    """Whether one of the trial's runs was cancelled."""
 
 
 def trial_document(document: StudyDocument, trial: Trial, seeds: Sequence[int]) -> Document:

@@ -29,12 +29,12 @@ from specs.machine.lease import RunBusyError, acquire
 from specs.study_document import StudyDocument
 
 _CLOSE_SECONDS = 5.0
-"""Most seconds that a flow waits for the server at its end."""
+"""Longest time in seconds that a flow waits for the server at its end."""
 
 
 @flow(name="rpg-study", flow_run_name="{name}", validate_parameters=False, persist_result=False)
 def run_study_flow(name: str, document: str) -> "State[Any]":
-    """Runs the unfinished part of a study; each trial's runs are flow runs below this one.
+    """Runs the unfinished part of a study. The runs of each trial are flow runs below this one.
 
     Args:
         name: the flow run's name on the dashboard.

@@ -1,4 +1,4 @@
-"""A study's trials in its storage, for one worker that reads, claims and ends them.
+"""Access of one worker to a study's trials in the storage: it reads, claims and ends them.
 
 Only this module creates, claims and ends trials. All methods but `transaction` are called within one, under the study's
 lock: a decision is written before another worker reads. A worker holds a trial by a lease, like a process holds a run;
@@ -59,11 +59,11 @@ class TrialLedger:
         self.confirming_dataset = (confirm and confirm.dataset) or self._study.targets[0].dataset
 
     def transaction(self, work: Callable[[], T]) -> T:
-        """Runs `work` under the study's lock, see StudyStorage.transaction."""
+        """Runs `work` under the study's lock; see StudyStorage.transaction."""
         return self._storage.transaction(work, self._stopping)
 
     def open(self) -> None:
-        """Opens the study, or creates it, with the baseline as its first trial. Raises SpecError."""
+        """Opens the study, or creates it with the baseline as its first trial. Raises SpecError."""
         from optuna.study import StudyDirection
 
         stored, study = self._storage.storage, self._study
@@ -101,7 +101,7 @@ class TrialLedger:
 
     @property
     def auto_sampler(self) -> str:
-        """The sampler that `sampler.type: auto` means in this study, chosen at its creation."""
+        """The sampler that `sampler.type: auto` means in this study. It was chosen when the study was created."""
         return str(self._storage.storage.get_study_user_attrs(self._search_id)["auto_sampler"])
 
     def looks(self) -> list[Look]:
@@ -115,7 +115,7 @@ class TrialLedger:
         self._storage.storage.set_study_user_attr(self._search_id, "rounds", noted)
 
     def shares(self) -> dict[int, int]:
-        """Returns number of fresh seeds -> share of the error of the analysis at that number; see `share_of`."""
+        """Returns the share of the error of each interim analysis, by its number of fresh seeds; see `share_of`."""
         return {look.seeds: look.share for look in self.looks()}
 
     def trials(self) -> list[Trial]:
@@ -123,8 +123,8 @@ class TrialLedger:
         return self._read(self._search_id)
 
     def units(self) -> list[Trial]:
-        """Returns the units of the present confirmation; an earlier one may have had more seeds, or another
-        evaluation set."""
+        """Returns the units of the present confirmation. An earlier one may have had more seeds, or another evaluation
+        set."""
         if self._units_id < 0:
             return []
         wanted = set(self.confirming_seeds)
@@ -135,7 +135,7 @@ class TrialLedger:
         ]
 
     def reread(self, trial: Trial) -> Trial:
-        """Returns the trial in its present stored state."""
+        """Reads the trial again from the storage."""
         is_unit = "arm" in trial.about
         return read_trial(self._storage.storage.get_trial(trial.id), partial(self._is_held, is_unit), self._began)
 
@@ -151,7 +151,7 @@ class TrialLedger:
         self._create(self._units_id, dict(arm.params), seed=seed, **about)
 
     def to_take_up(self, trials: Sequence[Trial]) -> Trial | None:
-        """Returns the trial that this worker has claimed already, else the first one without a worker."""
+        """Returns the trial that this worker has already claimed, else the first trial without a worker."""
         if own := [trial for trial in trials if trial.state == "running" and self._holds(trial)]:
             return own[0]
         for trial in (trial for trial in trials if trial.state == "pending"):
@@ -170,7 +170,8 @@ class TrialLedger:
         return self.reread(trial)
 
     def holds(self, trial: Trial) -> bool:
-        """Returns whether this worker's claim still holds: a worker that was considered dead reports nothing."""
+        """Returns whether this worker's claim still holds. A worker that was considered dead must not report
+        results."""
         return self._holds(trial) and not self.reread(trial).ended
 
     def release(self, trial: Trial) -> None:
@@ -184,7 +185,7 @@ class TrialLedger:
         self.release(trial)
 
     def cancel(self, trial: Trial, why: str) -> None:
-        """Leaves a trial to the next command that runs the study."""
+        """Marks a trial as cancelled. The next command that runs the study continues it."""
         self.note(trial, reason=why, work=asdict(Work(trial.work.until, cancelled_at=now())))
         self.release(trial)
 
@@ -231,7 +232,7 @@ class TrialLedger:
         return [read_trial(frozen, is_held, self._began) for frozen in stored]
 
     def _place(self, is_unit: bool, number: int) -> Path:
-        """Returns the directory of a trial's leases."""
+        """Returns the directory with a trial's leases."""
         return self._directory / ("confirmation" if is_unit else "trials") / str(number)
 
     def _is_held(self, is_unit: bool, number: int) -> bool:

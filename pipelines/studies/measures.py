@@ -28,7 +28,7 @@ def score(
     dataset: str = "",
     confidence: float = 0.95,
 ) -> Score | None:
-    """Returns a goal's measure, averaged over the runs' seeds; None if a run lacks it or it is not finite.
+    """Returns a goal's measure, averaged over the runs' seeds; None if a run lacks it, or if it is not finite.
 
     mean@k and score@k are means over all samples: their expected values do not depend on k.
 
@@ -50,7 +50,7 @@ def score(
 
 
 def constraint_values(store: Store, home: Home, study: Study, run_ids: Sequence[str]) -> dict[str, float]:
-    """Returns the values that the constraints bound, by `measure_label`, without those that were not recorded."""
+    """Returns the recorded values that the constraints bound, by `measure_label`."""
     measured: dict[str, float] = {}
     for constraint in study.constraints:
         goal = Goal(metric=constraint.metric, dataset=constraint.dataset)
@@ -106,8 +106,8 @@ def _evaluated(
 
 
 def _trained(store: Store, metric: str, run_ids: Sequence[str], step: int) -> list[float]:
-    """Returns the mean of the metric over each run's last steps, or its value at the last evaluated one; empty if a run
-    has none."""
+    """Returns the mean of the metric over each run's last steps, or its value at the last evaluated step; empty if a
+    run has none."""
     last = 1 if BY_NAME[metric].at_evaluations else LAST_STEPS
     rows = store.query(
         "SELECT run_id, avg(value) FROM (SELECT run_id, value FROM metrics "

@@ -1,4 +1,5 @@
-"""The sampler `noisy_gp`: a Gaussian process of a study's trials, the next trial, and the candidates.
+"""The sampler `noisy_gp`. It models a study's trials by a Gaussian process, and chooses the next trial and the
+candidates.
 
 The next trial is the one that is expected to raise the best posterior mean most (the knowledge gradient). Every trial
 with a value informs it, at all of its rungs; one under way counts with its expected value; one whose values caused its
@@ -35,13 +36,13 @@ from specs.study_space import (
 )
 
 _LEADING = 100
-"""Number of tried points among which the best is sought when the next trial is chosen."""
+"""Number of tried points that may be the best when the next trial is chosen."""
 _OPTIONS = 128
-"""Number of points from which the next trial is first chosen; then the neighbours of the best follow."""
+"""Number of points among which the next trial is first chosen. Then the neighbours of the best are tried."""
 _NEIGHBOURS = 12
 _DRAWS = 2000
 _DRAWN = 200
-"""Number of trials that may be the best; the probability of the others is practically 0."""
+"""Number of trials that may be the best. The probability of the others is practically 0."""
 
 
 # The space as numbers.
@@ -59,7 +60,7 @@ class Encoding:
 
     @property
     def groups(self) -> Whole:
-        """[columns] parameter of each column."""
+        """[columns] index of the parameter of each column."""
         widths = [len(_names(searched)) or 1 for searched in self.space.values()]
         return np.repeat(np.arange(len(widths)), widths)
 
@@ -84,12 +85,12 @@ class Encoding:
         return build(self.space, lambda path: _value(self.space[path], float(at[path])))
 
     def places(self, every: Sequence[Mapping[str, Any]]) -> Array:
-        """Returns the places from which `decode` makes the params."""
+        """Returns the places that `decode` turns into the params."""
         rows = [[_place(searched, params.get(path)) for path, searched in self.space.items()] for params in every]
         return np.array(rows, dtype=np.float64).reshape(len(every), len(self.space))
 
     def _active(self, places: Array) -> NDArray[np.bool_]:
-        """Returns [places, parameters]: whether a parameter is searched at a place."""
+        """Returns [places, parameters]: whether the parameter is searched at the place."""
         index = {path: number for number, path in enumerate(self.space)}
         active = np.ones(places.shape, dtype=bool)
         for path in in_order(self.space):
@@ -125,8 +126,8 @@ def _between(low: float, high: float, place: float) -> float:
 
 
 def _place(searched: Range, value: Any) -> float:
-    """Returns a value's position between the ends of its range, in [0, 1]; outside its range beyond them. A missing
-    value is at 0.5, and an unknown candidate at -1."""
+    """Returns a value's position: 0 to 1 within its range, beyond these outside it. A missing value is at 0.5, an
+    unknown candidate at -1."""
     if value is None:
         return 0.5
     if isinstance(searched, (Choice, Cases)):
@@ -150,18 +151,18 @@ class Known:
     """Training data of a model: a study's trials and results from elsewhere."""
 
     params: list[Params]
-    """One for each observation."""
+    """Params of each observation."""
     levels: list[float]
     trials: list[int]
     runs: list[int]
     values: list[tuple[float, ...]]
-    """One value for each goal, larger is better."""
+    """Values of each observation, one per goal. Larger is better."""
     pending: list[Params]
     """Trials under way."""
     failed: list[Params]
-    """Trials whose values caused their failure."""
+    """Params of trials whose values caused their failure."""
     missed: list[tuple[Params, dict[str, float]]]
-    """Params, with the amount by which each constraint was missed."""
+    """Params of trials that broke constraints, with the amount by which each constraint was missed."""
     luck: tuple[float, float] | None
     """See Surrogate."""
 
@@ -204,7 +205,7 @@ class Known:
             self.values.append(values)
 
     def observations(self, encoding: Encoding, values: Array) -> Observations:
-        """Returns the observations, with one value each."""
+        """Returns the observations, each with a single value."""
         return Observations(
             encoding.encode(encoding.places(self.params)),
             np.array(self.levels),
@@ -215,7 +216,7 @@ class Known:
 
 
 def _is_whole(study: Study, params: Params) -> bool:
-    """Returns whether the params have every parameter that is searched with them."""
+    """Returns whether the params include every parameter that is searched together with them."""
     return all((path in params) == is_active(searched, params) for path, searched in study.parameters.items())
 
 
@@ -231,8 +232,8 @@ def _pooled_luck(trials: Sequence[Trial]) -> tuple[float, float] | None:
 
 
 def _one_value(known: Known, rng: np.random.Generator) -> Array:
-    """Returns one value for each observation; with several goals, the closeness to the best of all in a weighting
-    that `rng` draws."""
+    """Returns one value for each observation. With several goals it is the closeness to the best values of all goals,
+    with weights that `rng` draws."""
     values = np.array(known.values)
     if values.shape[1] == 1:
         return values[:, 0]
@@ -246,15 +247,16 @@ def _one_value(known: Known, rng: np.random.Generator) -> Array:
 
 
 _NOTHING = 1e-300
-"""Worth of a trial without information: above 0, so that among such trials the one most likely to count comes first."""
+"""Worth of a trial that brings no information. It is above 0, so that among such trials the one most likely to count
+comes first."""
 GAIN = "noisy_gp:expected_gain"
-"""Name of a trial's note: its expected improvement of the best posterior mean when it was proposed."""
+"""Name of a trial's note with the expected improvement of the best posterior mean when the trial was proposed."""
 
 
 def propose(
     study: Study, trials: Sequence[Trial], foreign: Sequence[ForeignResult] = (), *, horizon: int = 0
 ) -> tuple[Params, dict[str, float]]:
-    """Returns the next trial's params, and its note, which is empty with several goals and before there is a model."""
+    """Returns the next trial's params and note. The note is empty with several goals, and before there is a model."""
     encoding, number = Encoding(study.parameters), len(trials)
     rng = np.random.default_rng([study.sampler.seed, number])
     known = Known.of(study, trials, foreign, horizon)
@@ -292,7 +294,7 @@ class _Search:
     leading: list[Params]
     """Tried params with the best posterior means, the best first."""
     begun: set[str]
-    """Params that are trials already: they would give no new run."""
+    """Params that are trials already. They would give no new run."""
 
     def best(self, rng: np.random.Generator) -> tuple[Params, float]:
         """Returns the best params and their worth."""
@@ -310,8 +312,8 @@ class _Search:
         return encoding.decode(place), worth
 
     def _best_of(self, options: Array, points: Array) -> tuple[Array, float]:
-        """Returns the place of highest worth that is not a trial yet, and its worth; if all are trials, of all
-        places."""
+        """Returns the place of highest worth that is not a trial yet, and its worth. If all places are trials, they all
+        count."""
         worth = self._worth(options, points)
         ranked = np.argsort(-worth, kind="stable")
         new = (index for index in ranked if text_of(self.encoding.decode(options[index])) not in self.begun)
@@ -319,7 +321,7 @@ class _Search:
         return options[chosen], float(worth[chosen])
 
     def _near(self, place: Array, rng: np.random.Generator, width: float) -> Array:
-        """Returns places around one: with changed numbers, and sometimes another candidate of a choice."""
+        """Returns places near a place: numbers are changed, and sometimes the candidate of a choice."""
         moved = np.clip(place, 0.0, 1.0) + width * rng.standard_normal((_NEIGHBOURS, len(place)))
         for column, searched in enumerate(self.encoding.space.values()):
             if _names(searched):
@@ -328,7 +330,7 @@ class _Search:
         return _folded(moved)
 
     def _worth(self, options: Array, points: Array) -> Array:
-        """Returns the knowledge gradient of each option, times the probability that a trial there counts."""
+        """Returns the knowledge gradient of each option, times the probability that a trial with it counts."""
         encoded, targets = self.encoding.encode(options), self.encoding.encode(points)
         allowed = self._counts(targets) > 0.5
         targets = targets[allowed] if allowed.any() else targets
@@ -345,8 +347,8 @@ class _Search:
 
 
 def _folded(places: Array) -> Array:
-    """Returns places with those outside the unit cube mirrored into it: clipped points on its faces would attract
-    the search."""
+    """Mirrors places outside the unit cube into it. If they were clipped instead, the cube's faces would attract the
+    search."""
     return np.asarray(np.clip(1 - np.abs(1 - np.abs(places)), 0.0, 1.0))
 
 
@@ -395,16 +397,17 @@ class Standing:
     """The model's view of a trial."""
 
     mean: float
-    """Posterior mean of its value, in the goal's own sign."""
+    """Posterior mean of the trial's value, with the goal's own sign."""
     deviation: float
     chance: float
-    """Probability that it is the best of the trials under consideration."""
+    """Probability that this trial is the best of those under consideration."""
 
 
 def standings(
     study: Study, trials: Sequence[Trial], among: Sequence[Trial], *, horizon: int = 0
 ) -> dict[int, Standing]:
-    """Returns the model's view of some trials by the first goal: number -> standing; empty with too little data."""
+    """Returns the model's view of the trials by the first goal: number -> standing; empty if there is too little
+    data."""
     encoding = Encoding(study.parameters)
     known = Known.of(study, trials, (), horizon)
     sign = 1.0 if study.targets[0].direction == "maximize" else -1.0

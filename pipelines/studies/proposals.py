@@ -1,4 +1,4 @@
-"""The params of the next trial. A sampler sees a temporary study, with the trials in a form made for it.
+"""Proposal of the next trial's params. Each sampler sees a temporary study, with the trials in the form that suits it.
 
 The stored trials carry more than Optuna's samplers understand: a paused trial counts as stopped at its rung, one whose
 values caused its failure counts as pruned, results from elsewhere count without being trials, and a range that has
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Proposal of a sampler, with its notes for the next time."""
+    """Proposal of a sampler, with its notes for later proposals."""
 
     params: Params
     sampler_notes: Mapping[str, Any]
@@ -29,7 +29,7 @@ class Proposal:
 
 
 MOST_PARAMETERS = 20
-"""Most parameters for which `auto` chooses noisy_gp."""
+"""Largest number of parameters for which `auto` chooses noisy_gp."""
 
 
 def automatic(study: Study) -> str:
@@ -70,8 +70,8 @@ def _left_of_grid(study: Study, trials: Sequence[Trial]) -> Iterator[Params]:
 
 
 def stored_params(study: Study, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns params and distributions in Optuna's form. A number outside its range gets a range of its own, which
-    contains it; a choice that is not among the candidates is left out."""
+    """Returns params and distributions in Optuna's form. A number outside its range gets its own range, which contains
+    it. A choice that is not among the candidates is left out."""
     from optuna.distributions import FloatDistribution, IntDistribution
 
     kept: dict[str, Any] = {}
@@ -93,7 +93,7 @@ def stored_params(study: Study, params: Mapping[str, Any]) -> tuple[dict[str, An
 
 
 def _as_shown(study: Study, trial: Trial) -> "optuna.trial.FrozenTrial | None":
-    """Returns the trial in the form for the sampler; None if it carries no information."""
+    """Returns the trial in the sampler's form; None if the trial carries no information."""
     from optuna.trial import TrialState, create_trial
 
     inside = all(holds(study.parameters[path], value) for path, value in trial.params.items())

@@ -1,4 +1,4 @@
-"""study.json: the record of a study, made from its trials, for the SQL tables, the page and the lists."""
+"""Writing of study.json, the record of a study, from its trials. SQL tables, the page and lists read it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class Confirming:
     """Progress of a study's confirmation."""
 
     seeds: Sequence[int]
-    """The fresh seeds: the most that an arm may have."""
+    """The fresh seeds, as many as an arm may have."""
     progress: Progress
     shares: Mapping[int, int]
-    """Number of seeds -> share of the error of the analysis at that number."""
+    """Number of seeds -> share of the error of the interim analysis at that number."""
     share: int
     """The last analysis's share of the error."""
 

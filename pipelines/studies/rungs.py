@@ -1,4 +1,4 @@
-"""Pruning with promotion: decides which trials continue from a rung. Pure functions from trials to decisions.
+"""Pruning with promotion: decides which trials continue from a rung. All functions are pure, from trials to decisions.
 
 A trial reaches the rungs of its ladder, then the horizon (`training.steps`). At each rung it is evaluated and pauses; a
 promoted trial resumes from its checkpoint. The baseline has no rungs: the others are compared with it.
@@ -25,17 +25,17 @@ class Promotion:
 
 
 def first_step(study: Study, bracket: int) -> int:
-    """Returns the first rung that a trial of this bracket trains to; 0 means the end."""
+    """Returns the first rung to which a trial of this bracket trains; 0 means the end."""
     return next(iter(study.rungs[bracket:]), 0)
 
 
 def next_step(study: Study, trial: Trial) -> int:
-    """Returns the next rung of a trial after the one that it has reached; 0 means the end."""
+    """Returns the next rung after the one that a trial has reached; 0 means the end."""
     return next((step for step in study.rungs[trial.bracket :] if step > trial.rung), 0)
 
 
 def bracket_of(study: Study, number: int) -> int:
-    """Returns the number of first rungs that a new trial skips."""
+    """Returns the number of rungs that a new trial skips at the beginning."""
     return number % len(study.rungs) if isinstance(study.pruner, Hyperband) else 0
 
 
@@ -89,8 +89,8 @@ def promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
 
 
 def last_promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
-    """Returns the best paused trial of the highest rung, to be trained to its end; None if a trial of the search has
-    reached its end."""
+    """Returns the best paused trial of the highest rung, which is to be trained to its end; None if a trial of the
+    search has already reached its end."""
     searched = [trial for trial in trials if not trial.baseline]
     if any(trial.state == "finished" for trial in searched):
         return None
@@ -103,7 +103,7 @@ def last_promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
 
 
 def reason_not_promoted(study: Study, trial: Trial, trials: Sequence[Trial]) -> str:
-    """Returns the reason why a trial that waits at a rung at the end of the search was not promoted."""
+    """Returns why a trial that still waits at a rung when the search ends was not promoted."""
     step = trial.rung
     there = _ranked(study, [other for other in trials if step in other.rungs and other.bracket == trial.bracket], step)
     place = [other.id for other in there].index(trial.id) + 1
@@ -111,7 +111,7 @@ def reason_not_promoted(study: Study, trial: Trial, trials: Sequence[Trial]) -> 
 
 
 def _ranked(study: Study, trials: Iterable[Trial], step: int) -> list[Trial]:
-    """Returns the trials, best first; among equal ones the older first."""
+    """Returns the trials, best first. Of equal trials the older comes first."""
     return sorted(trials, key=lambda trial: (-_sign(study) * trial.rungs[step].value, trial.number))
 
 

@@ -1,4 +1,5 @@
-"""A study's search space in the forms of Optuna and of the record, and its permitted changes between calls.
+"""A study's search space in the forms of Optuna and of the record, and the changes to it that are permitted between
+calls.
 
 Optuna keeps plain values only and compares a choice by position, so there a choice is JSON text.
 """
@@ -34,7 +35,7 @@ def stored(value: Any, searched: Range) -> Any:
 
 
 def restored(value: Any, searched: Range) -> Any:
-    """Returns the param from which `stored` made the value."""
+    """Returns the param that `stored` turned into this value."""
     return json.loads(value) if isinstance(searched, Choice) else value
 
 
@@ -53,7 +54,7 @@ def changes(before: Mapping[str, Any], space: Space) -> list[Issue]:
     """
     now = plain(space)
     problems = [
-        Issue("is searched by the stored study and no longer here", ("parameters",), given=path, hint=_HINT)
+        Issue("is searched by the stored study but no longer by this one", ("parameters",), given=path, hint=_HINT)
         for path in before
         if path not in now
     ]

@@ -1,4 +1,4 @@
-"""Storage of studies: Optuna's journal in the home, or PostgreSQL; and the short lock under which they change.
+"""Storage of studies (Optuna's journal in the home, or PostgreSQL), and the short lock under which they change.
 
 The journal (`studies/NAME/journal.log`) is the default. A database's URL in RPG_STUDIES_URL replaces it for every
 study, so that workers on several machines share them: `postgresql://user:password@host/database`.
@@ -29,21 +29,21 @@ URL = "RPG_STUDIES_URL"
 JOURNAL = "journal.log"
 """A study's journal, in its directory."""
 OUTAGE_SECONDS = 600.0
-"""Most seconds that a worker waits for a database that does not answer; its trial continues later."""
+"""Longest time in seconds that a worker waits for a database that does not answer. Its trial continues later."""
 _RETRY_SECONDS = 1.0
 _AWAY = re.compile("the database system is|refused|closed the connection|timed out|timeout expired")
-"""Messages of PostgreSQL, or its driver, for a database that starts, is about to end, or was not reached."""
+"""Messages of PostgreSQL or its driver that mean that a database is starting, is about to end, or was not reached."""
 _LOCKED_BY: "ContextVar[sqlalchemy.Connection | None]" = ContextVar("_LOCKED_BY", default=None)
-"""The connection with which this thread holds a database's lock."""
+"""The connection through which this thread holds a database's lock."""
 Result = TypeVar("Result")
 
 
 class StudyStorageError(RpgError):
-    """The database of studies does not answer."""
+    """Error for a database of studies that does not answer."""
 
 
 class StudyStorageAwayError(StudyStorageError):
-    """The study's storage does not answer yet: it is just starting, or nothing listens there."""
+    """Error for a storage that does not answer yet, because it is starting or nothing listens at its address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class StudyStorage:
     name: str
     storage: "BaseStorage"
     lock: Callable[[], contextlib.AbstractContextManager[Any]]
-    """Held while a worker reads the trials and decides; never while it trains. Free when its holder dies."""
+    """Held while a worker reads the trials and decides, never while it trains. It is released if its holder dies."""
 
     def study_id(self, name: str, directions: "list[Any]") -> int:
-        """Returns the id of an Optuna study in this storage, and creates the study if it is missing. Called under
-        the lock."""
+        """Returns the id of an Optuna study in this storage, and creates the study if it is missing. Call it under the
+        lock."""
         from optuna.exceptions import DuplicatedStudyError
 
         try:
@@ -66,7 +66,7 @@ class StudyStorage:
             return int(self.storage.get_study_id_from_name(name))
 
     def transaction(self, work: Callable[[], Result], stopping: Callable[[], bool] = lambda: False) -> Result:
-        """Runs `work` under the lock, and again from its beginning if the database goes away meanwhile.
+        """Runs `work` under the lock. Runs it again from the beginning if the database goes away meanwhile.
 
         `work` reads the present state before it writes, so that it completes the half-done work of a lost connection.
 
@@ -177,7 +177,8 @@ def open_database(url: str) -> "tuple[BaseStorage, sqlalchemy.Engine]":
 
 @contextlib.contextmanager
 def _held(engine: "sqlalchemy.Engine", lock: str) -> Iterator[None]:
-    """Holds a lock of a transaction: PostgreSQL frees it at its end, or when the worker or the connection dies."""
+    """Holds a transaction's lock. PostgreSQL releases it when the transaction ends, or the worker or connection
+    dies."""
     import sqlalchemy
 
     statement = sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)").bindparams(key=zlib.crc32(lock.encode()))
@@ -203,7 +204,7 @@ def _assert_locked(_writing: object) -> None:
 
 
 class _JournalLock:
-    """Optuna's lock interface over a lock that the kernel releases when its holder dies; held while a line is added."""
+    """A lock with Optuna's interface that the kernel releases if its holder dies. It is held while a line is added."""
 
     def __init__(self, journal: Path) -> None:
         self._journal = journal
@@ -215,7 +216,8 @@ class _JournalLock:
         return True
 
     def _drop_torn_line(self) -> None:
-        """Removes the half line of a writer that was killed, or had no disk space; Optuna reads no line after one."""
+        """Removes an incomplete line, left by a writer that was killed or had no disk space. Optuna does not read lines
+        after it."""
         with contextlib.suppress(FileNotFoundError), open(self._journal, "r+b") as file:
             if not file.seek(0, os.SEEK_END):
                 return

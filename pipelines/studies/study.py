@@ -1,4 +1,5 @@
-"""Studies: Optuna proposes values, each trial is an experiment run like any other, fresh seeds confirm the best.
+"""Execution of studies: Optuna proposes values, each trial is an experiment like any other, and fresh seeds confirm the
+best.
 
 Any number of workers share a study. Each claims the next task under the study's lock, executes it without the lock, and
 records the result. A study that is killed at any moment resumes where it stopped: another worker claims a dead worker's
@@ -35,7 +36,7 @@ from specs.schema.study import Study
 from specs.study_document import StudyDocument
 
 ATTEMPTS = 3
-"""Most attempts of a trial whose failures are not its own fault."""
+"""Largest number of attempts of a trial whose values did not cause its failures."""
 _WAIT_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 10.0
 
@@ -50,7 +51,8 @@ def run_study(
     ended: Callable[[Mapping[str, Any]], None] = lambda _: None,
     began: str = "",
 ) -> dict[str, Any]:
-    """Executes the unfinished part of the study, together with its other workers, and returns its record (study.json).
+    """Executes the unfinished part of the study, together with its other workers. Returns the study's record
+    (study.json).
 
     Args:
         execute: called for each task, in this thread.
@@ -120,7 +122,8 @@ class _StudyWorker:
     # The next task.
 
     def next_task(self) -> Task | None:
-        """Claims the next task; None if the study is done. Waits while others may still give some."""
+        """Claims and returns the next task; None if the study is done. Waits while the tasks of other workers may lead
+        to new ones."""
         waiting = False
         while True:
             decision = self.ledger.transaction(self._decide)
@@ -135,7 +138,7 @@ class _StudyWorker:
             time.sleep(_WAIT_SECONDS)
 
     def _decide(self) -> Task | Literal["wait"] | None:
-        """Returns a claimed task; None if nothing is left; `wait` if others execute the remaining tasks."""
+        """Returns a claimed task, None if nothing is left, or `wait` if others execute the remaining tasks."""
         trials = self.ledger.trials()
         if self._is_stopped(trials):
             return None
@@ -156,7 +159,7 @@ class _StudyWorker:
         return self._decide_confirmation(trials)
 
     def _is_stopped(self, trials: Sequence[Trial]) -> bool:
-        """Returns whether a failure has ended the study, see `on_failure`."""
+        """Returns whether a failure has ended the study; see `on_failure`."""
         return self.study.on_failure == "stop" and any(trial.state == "failed" for trial in trials)
 
     def _may_begin(self, trials: Sequence[Trial]) -> bool:
@@ -179,7 +182,8 @@ class _StudyWorker:
         return self.ledger.add_trial(proposal, until=rungs.first_step(self.study, bracket), bracket=bracket)
 
     def _decide_confirmation(self, trials: Sequence[Trial]) -> Task | Literal["wait"] | None:
-        """Returns the next unit of the confirmation. The first worker to arrive after a round analyses it here."""
+        """Returns the next unit of the confirmation. The first worker that comes after a round also analyses the
+        round."""
         arms = confirmation.arms(self.study, trials, horizon=self.horizon)
         seeds = self.ledger.confirming_seeds
         while arms:
@@ -263,7 +267,8 @@ class _StudyWorker:
             time.sleep(waiting)
 
     def _result_of_equal_trial(self, trial: Trial) -> Result | None:
-        """Returns the result of a trial with the same params, if there is one: a new run would give the same."""
+        """Returns the result of a trial with the same params, if there is one, because a new run would give the same
+        result."""
         for other in self.ledger.trials():
             if other.values and other.id != trial.id and space.text_of(other.params) == space.text_of(trial.params):
                 low, high = other.about.get("value_low"), other.about.get("value_high")
@@ -322,7 +327,7 @@ class _StudyWorker:
     # The record.
 
     def write_record(self, *, at_once: bool = False) -> dict[str, Any]:
-        """Writes study.json; for a large study not at every change, so that the record never takes much of the time.
+        """Writes study.json. A large study is not written at every change, so that this never takes much of the time.
 
         Args:
             at_once: write it even if that takes long.
@@ -374,13 +379,13 @@ class _StudyWorker:
         return f"trial {trial.number} ({trial.number + 1} of {wanted})  {values}{until}{self._left()}"
 
     def _left(self) -> str:
-        """Returns the remaining time of the trials, for the end of a line; empty if nothing is known yet."""
+        """Returns the remaining time of the trials as the end of a line; empty if it is not known yet."""
         seconds = self.ledger.transaction(lambda: seconds_left(self.ledger.trials(), self.study.trials))
         return f"  (all trials: about {duration(seconds)} left)" if seconds else ""
 
 
 def _gpus(experiment: Experiment) -> int:
-    """Returns the number of GPUs that a run holds; 0 if it computes on this machine's CPU."""
+    """Returns the number of GPUs that a run holds; 0 if the run computes on this machine's CPU."""
     gpus = experiment.gpus
     return slots_wanted(experiment.resources.device, gpus) if experiment.launcher.type == "local" else gpus
 

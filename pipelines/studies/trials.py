@@ -21,19 +21,19 @@ State = Literal["pending", "running", "paused", "finished", "pruned", "failed", 
 
 
 class StudyInterruptedError(Exception):
-    """The command was asked to stop; the trial under way continues at the next call."""
+    """Interruption of a study because the command was asked to stop. The current trial continues at the next call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work left on a trial that has not ended. Its lease names the present worker."""
+    """The remaining work on a trial. The trial's lease names the present worker."""
 
     until: int = 0
     """The step to train to; 0 means the end."""
     paused: bool = False
     """Whether it waits at a rung for a promotion."""
     cancelled_at: str = ""
-    """The time at which somebody cancelled one of its runs, UTC, ISO-8601. Empty otherwise."""
+    """Time at which one of the trial's runs was cancelled, UTC, ISO-8601; empty if none was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class Trial:
     baseline: bool
     work: Work
     rungs: dict[int, Score]
-    """Its value at each rung that it has reached."""
+    """Value at each rung that the trial has reached."""
     values: tuple[float, ...] | None
-    """Its value at its end, by goal."""
+    """Value at the trial's end, by goal."""
     sampler_notes: Mapping[str, Any] = field(repr=False)
     """The notes of the sampler that proposed it."""
     about: Mapping[str, Any] = field(repr=False)
@@ -75,37 +75,37 @@ class Trial:
 
     @property
     def rung(self) -> int:
-        """The last step at which it was evaluated; 0 before the first."""
+        """Returns the last step at which the trial was evaluated; 0 before the first."""
         return max(self.rungs, default=0)
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended: for good, or, if it was cancelled, until the study is run again."""
+        """Whether the trial has ended. A cancelled trial has ended until the study is run again."""
         return self.state in ("finished", "pruned", "failed", "cancelled")
 
     @property
     def bracket(self) -> int:
-        """Number of first rungs that it skips (Hyperband)."""
+        """Returns the number of rungs that the trial skips at the beginning (Hyperband)."""
         return int(self.about.get("bracket", 0))
 
     @property
     def attempts(self) -> int:
-        """Number of restarts after a failure without its own fault."""
+        """Returns the number of restarts after failures that the trial's values did not cause."""
         return int(self.about.get("attempts", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignResult:
-    """A result from elsewhere that the sampler learns from."""
+    """A result from another study or run that the sampler learns from."""
 
     params: Params
     values: tuple[float, ...]
     measured: Mapping[str, float] = field(default_factory=dict)
-    """Values of constrained measures, by `measure_label`, as far as they are known there."""
+    """Known values of constrained measures, by `measure_label`."""
 
 
 def violations(study: Study, measured: Mapping[str, float]) -> dict[str, float]:
-    """Returns the amount by which each constraint is missed, at most 0 if it is kept; measured: values by
+    """Returns the amount by which each constraint is missed, at most 0 if it is kept. `measured`: values by
     `measure_label`."""
     missed: dict[str, float] = {}
     for constraint in study.constraints:
@@ -143,8 +143,8 @@ def read_trial(frozen: "FrozenTrial", is_held: Callable[[int], bool], began: str
 
 
 def seconds_left(trials: Sequence[Trial], wanted: int) -> float:
-    """Returns the seconds that unfinished trials still take, if each takes the mean time of the ended ones and as many
-    run at a time as now; 0 if none has ended.
+    """Returns the seconds that unfinished trials still take, if each takes the mean time of the ended trials and as
+    many run at a time as now; 0 if no trial has ended.
 
     Args:
         trials: trials of the search that have begun.

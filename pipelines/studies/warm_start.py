@@ -1,4 +1,5 @@
-"""Results from elsewhere that a study's sampler learns from: trials of other studies, and runs, in the same home."""
+"""Results that a study's sampler learns from in addition to its own trials: trials of other studies, and runs, in the
+same home."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +19,7 @@ from storage import Store
 
 
 def foreign_results(document: StudyDocument, home: Home) -> list[ForeignResult]:
-    """Returns the results that `warm_start` names, as far as this study's space contains their values.
+    """Returns those results that `warm_start` names whose values are in this study's space.
 
     Raises:
         SpecError: a study or run is missing, or has no usable results.
@@ -78,7 +79,7 @@ def _of_run(document: StudyDocument, home: Home, run_id: str) -> tuple[list[Fore
 
 
 def _params_of(document: StudyDocument, spec: Mapping[str, Any]) -> Params:
-    """Returns the params that give the settings of a run's spec, without those outside the space."""
+    """Returns the params that stand for the settings of a run's spec, without those outside the space."""
     searched = document.study.parameters
     params: Params = {}
     for path in in_order(searched):
@@ -95,8 +96,8 @@ def _params_of(document: StudyDocument, spec: Mapping[str, Any]) -> Params:
 
 
 def _has_case(document: StudyDocument, spec: Mapping[str, Any], path: str, params: Params) -> bool:
-    """Returns whether a run's section is the case in the params, with the defaults that the case leaves out and with
-    the run's own values of the parameters that are searched inside it."""
+    """Returns whether a run's section equals the case in the params. Fields that the case leaves out have their
+    defaults, and parameters that are searched inside the case may have any value."""
     searched = document.study.parameters
     inside = {
         other: item_at(spec, split(other))

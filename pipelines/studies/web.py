@@ -26,7 +26,7 @@ from pipelines.prefect.server.credentials import (
     asked_for,
     shown_in,
 )
-from pipelines.prefect.server.door import objection
+from pipelines.prefect.server.proxy import objection
 from pipelines.prefect.server.settings import trusted_hosts
 from pipelines.studies.storage import JOURNAL, URL, open_database
 from specs.errors import Issue, RpgError, SpecError
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 class NewestStudy:
-    """The dashboard of the home's newest study at the time of each request."""
+    """The dashboard of the study that is the home's newest at the time of a request."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._created: dict[tuple[Path, bytes], str] = {}
-        """Journal and its unique first line -> time of its study's creation."""
+        """Journal and its unique first line -> time at which its study was created."""
         self._shown: tuple[Path, bytes] | None = None
         self._application: WSGIApplication = wsgi(InMemoryStorage())
         self._lock = threading.Lock()
@@ -73,13 +73,13 @@ def _opened(journal: Path) -> JournalStorage:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A server with a thread for each connection: a browser opens connections before it uses them."""
+    """A server with a thread for each connection, because browsers open connections before they use them."""
 
     daemon_threads = True
 
 
 class _Handler(WSGIRequestHandler):
-    """A handler that logs only errors: an open page sends requests every few seconds."""
+    """A handler that logs only errors, because an open page sends requests every few seconds."""
 
     def log_request(self, *_status: object) -> None:
         pass
@@ -97,8 +97,8 @@ def dashboard(home: Home) -> "WSGIApplication":
 
 
 def guarded(application: "WSGIApplication", accepts: Accepts, *, is_named: bool = False) -> "WSGIApplication":
-    """Returns the application with `/ready` and with HTTP basic authentication for all other paths. Refuses requests
-    that change something: optuna-dashboard changes studies only by methods other than GET.
+    """Returns the application with `/ready`, and with HTTP basic authentication for all other paths. Refuses methods
+    other than GET, with which optuna-dashboard changes studies.
 
     Args:
         accepts: function that accepts or rejects a password.

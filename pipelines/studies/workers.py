@@ -49,8 +49,8 @@ _LOOK_SECONDS = 0.2
 
 
 class StudyStop(Stop):
-    """Requests to stop: a signal, a request for the run, or a request for the whole study that came after it began; in
-    a flow also the flow run's state on the server, or its takeover by another process.
+    """Requests to stop a study's worker: a signal, a request for the run, or a request for the whole study that came
+    after the worker began. In a flow, also the flow run's state on the server, or its takeover by another process.
 
     Args:
         began: time at which the worker was requested, UTC, ISO-8601; empty means now.
@@ -71,12 +71,12 @@ class StudyStop(Stop):
 
     @property
     def began(self) -> str:
-        """The time at which the worker was requested."""
+        """Returns the time at which the worker was requested."""
         return self._began
 
     @property
     def goes_on(self) -> str:
-        """The reason why the study's flow run continues later without a new submission; empty if it does not."""
+        """Returns why the study's flow run continues later without a new submission; empty if it does not."""
         if self._lease is not None and self._lease.superseded:
             return _TAKEN_OVER
         if self._on_server is not None:
@@ -84,7 +84,7 @@ class StudyStop(Stop):
         return GIVEN_BACK if self.signalled is signal.SIGTERM else ""
 
     def requested(self, run_directory: Any = None) -> StopRequest | None:
-        """Returns the request. See Stop. The record of a trial under way says cancelled in any case: the study
+        """Returns the request; see Stop. The record of the current trial says cancelled in any case, because the study
         resumes it."""
         if self._outbox is not None:
             self._on_server = self._on_server or self._outbox.request
@@ -101,7 +101,7 @@ class StudyStop(Stop):
 
 
 def request_study_cancel(home: Home, study: str, grace: float = GRACE_SECONDS) -> None:
-    """Asks every running worker of a study to stop, on each machine that shares the home.
+    """Asks all running workers of a study to stop, on all machines that share the home.
 
     Args:
         grace: seconds after which processes that still run are killed.
@@ -120,7 +120,7 @@ def _submitted_to(home: Home, study: str) -> list[str]:
 
 
 def study_named(home: Home, name: str, profile: str = "") -> str:
-    """Returns the study with the name that a user wants to cancel; empty if no study has it.
+    """Returns the study that a user wants to cancel; empty if there is no such study.
 
     Args:
         name: the study's name, which its trials' experiment has too; or the name of the experiment that confirms it.
@@ -172,7 +172,7 @@ def cancel_study(home: Home, name: str, grace: float, profile: str = "") -> str:
 
 
 def _stop_on_server(home: Home, study: str, grace: float, url: str) -> list[bool]:
-    """Ends all flow runs of a study on a server. Returns for each whether a worker had begun it."""
+    """Ends all flow runs of a study on a server. Returns, for each flow run, whether a worker had begun it."""
     with prefect_client(home, url) as client:
         found = list(flow_runs(client, OPEN, study=study))
         executed = [flow_run for flow_run in found if not _end_dead(home, client, study, flow_run)]
@@ -184,7 +184,7 @@ def _stop_on_server(home: Home, study: str, grace: float, url: str) -> list[bool
 
 
 def _end_dead(home: Home, client: "SyncPrefectClient", study: str, flow_run: "FlowRun") -> bool:
-    """Ends a flow run that a worker of this home had, if it has no live process. Returns whether that is so."""
+    """Ends a flow run that a worker of this home had, if it has no live process. Returns whether it did."""
     directory = home.study_flow(study, str(flow_run.id))
     if newest_lease(directory) is None or is_executed(directory, {}):
         return False
@@ -195,7 +195,7 @@ def _end_dead(home: Home, client: "SyncPrefectClient", study: str, flow_run: "Fl
 
 
 def _executed(home: Home, study: str) -> list[str]:
-    """Returns the runs of a study, of its trials and of its confirmation, that are executed now."""
+    """Returns the runs of a study's trials and confirmation that are being executed now."""
     run_ids = [*runs_of(home, study), *runs_of(home, experiment_of_confirmation(study))]
     return [run_id for run_id in run_ids if status_of(home, run_id) == "running"]
 
@@ -279,7 +279,7 @@ def _start(document: str, home: Home, api_url: str, number: int) -> subprocess.P
 
 
 def main() -> None:
-    """Runs one more worker: `python -m pipelines.studies.workers API_URL`, with the frozen study on its standard
+    """Runs an additional worker: `python -m pipelines.studies.workers API_URL`, with the frozen study on standard
     input."""
     home, number = Home.from_environment(), os.environ[_NUMBER]
     document = StudyDocument.from_json(json.load(sys.stdin))

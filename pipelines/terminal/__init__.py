@@ -1,2 +1,2 @@
-"""Text for a terminal: it cannot command the terminal (`streams`), and Rich's console prints it (`console`). Text for
-cells of a spreadsheet and of Markdown (`cells`)."""
+"""Safe text for a terminal, which cannot command it (`streams`), for Rich's console (`console`), and for cells of a
+spreadsheet or of Markdown (`cells`)."""

@@ -3,13 +3,13 @@
 import re
 
 _FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
-"""First characters that may make a spreadsheet read a text as a formula; the last four are the wide
-forms of = + - @."""
+"""Characters that make a spreadsheet read a text as a formula if it begins with one. The last four are the wide forms
+of = + - @."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
 def spreadsheet_cell(text: str) -> str:
-    """Returns the text with an apostrophe before it if a spreadsheet would compute it; a number stays a number.
+    """Returns the text, preceded by an apostrophe if a spreadsheet would compute it. A number stays a number.
 
     >>> [spreadsheet_cell(text) for text in ("=1+1", "-1.5e-3", "-1.5 [-2, -1]", "a=1")]
     ["'=1+1", '-1.5e-3', "'-1.5 [-2, -1]", 'a=1']
@@ -18,7 +18,7 @@ def spreadsheet_cell(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Returns the text as Markdown for one cell: no HTML, no further cell, no line break.
+    """Returns the text as Markdown for one cell, without HTML, cell separators and line breaks.
 
     >>> markdown_cell("a | <b>")
     'a \\\\| &lt;b&gt;'

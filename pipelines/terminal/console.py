@@ -11,16 +11,16 @@ from pipelines.terminal.streams import beneath, stripped
 
 
 class SafeConsole(Console):
-    """A console that sends its own styles and cursor movements to the terminal, but only the printable
-    part of texts."""
+    """A console that sends its own styles and cursor movements to the terminal, but only the printable characters of
+    texts."""
 
     def __init__(self, file: IO[str] | None = None, *, stderr: bool = False, **settings: Any) -> None:
         stream = file or beneath(sys.stderr if stderr else sys.stdout)
         super().__init__(file=stream, highlight=False, **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yields the segments of the output; on a terminal, texts are stripped, and links, which are
-        commands too, are removed."""
+        """Yields the segments of the output. On a terminal, texts are stripped, and links, which are also commands, are
+        removed."""
         segments = super().render(renderable, options)
         return map(_without_commands, segments) if self.is_terminal else segments
 

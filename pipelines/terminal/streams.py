@@ -1,4 +1,4 @@
-"""Standard streams on a terminal, without the commands that a terminal would obey.
+"""Standard streams that drop the commands that a terminal would obey.
 
 Run names, logs and responses come from elsewhere: terminal commands in them may write the clipboard, or overwrite
 earlier output. Output to a pipe or a file is unchanged.
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _OBEYED = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
-"""Characters that command a terminal (all control characters but tab and line feed), or turn the direction of text."""
+"""Characters that command a terminal (all control characters except tab and line feed) or change the direction of
+text."""
 _STYLES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-"""Colours and movements, whose letters would otherwise remain."""
+"""Pattern of escape sequences for colours and movements. Without it, their letters would remain."""
 
 
 def stripped(text: str) -> str:
@@ -66,15 +67,15 @@ class _Shown(io.TextIOWrapper):
 
 
 def beneath(stream: TextIO) -> TextIO:
-    """Returns the terminal itself, for text that has been stripped and styled. Rich's live display adds
-    one more layer."""
+    """Returns the terminal's own stream, for text that has been stripped and styled. Rich's live display adds one more
+    layer."""
     while proxied := getattr(stream, "rich_proxied_file", None):
         stream = proxied
     return stream
 
 
 def open_streams() -> None:
-    """Gives this process standard streams that accept everything it prints.
+    """Gives this process standard streams that accept everything that it prints.
 
     /dev/null replaces a stream that the shell has closed (`>&-`): the next file would get its number. A terminal with
     few characters shows others as escapes; output to a file or a pipe is UTF-8 in every locale.

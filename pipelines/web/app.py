@@ -1,4 +1,4 @@
-"""The web application: authentication, and the responses of each address."""
+"""The web application: authentication, and the response for each address."""
 
 import contextlib
 import hmac
@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pipelines.home.home import Home
 from pipelines.prefect.server.api import server_of
 from pipelines.prefect.server.credentials import Accepts, header_with, shown_in
-from pipelines.prefect.server.door import objection
+from pipelines.prefect.server.proxy import objection
 from pipelines.prefect.server.waiting import waiting_runs
 from pipelines.remote.record_files import NotRecordedError, open_recorded, read_listings
 from pipelines.remote.sources import READY
@@ -53,7 +53,7 @@ _HEADERS = {
 _OF_LIVE_PAGE = {"content-security-policy": f"{_POLICY}; connect-src 'self'"}
 _TYPES = {".json": "application/json", ".log": "text/plain; charset=utf-8"}
 _MOST_KNOWN = 64 * 2**20
-"""Largest number of bytes of a request for changes: a mirror lists its units, some 80 bytes a run."""
+"""Largest size in bytes of a request for changes. A mirror lists its units, with about 80 bytes per run."""
 _CHUNK = 2**18
 _SERVER_SECONDS = 20.0
 """Seconds to wait for the Prefect server."""
@@ -181,7 +181,8 @@ def _response(home: Home, request: Request) -> Response:
 
 
 def _live(live: Live, request: Request) -> Response:
-    """Returns the live page of the names in the address; without a name, leads to that of the current experiments."""
+    """Returns the live page of the names in the address. Without a name, redirects to that of the current
+    experiments."""
     names = request.query_params.getlist("of")
     if not names and (current := live.current()):
         return RedirectResponse(f"live?{urlencode([('of', name) for name in current])}", 303)
@@ -217,8 +218,8 @@ async def _body(request: Request) -> bytes:
 
 
 async def _changes(home: Home, request: Request) -> Response:
-    """Returns the listings of the units that differ from the mirror's, and the deleted units; either of all units or of
-    those in the request."""
+    """Returns the listings of the units that differ from the mirror's, and the deleted units. Considers all units, or
+    only those in the request."""
     try:
         known, only = _asked(await _body(request))
     except TooLongError as error:
@@ -231,7 +232,7 @@ async def _changes(home: Home, request: Request) -> Response:
 
 
 def _asked(body: bytes) -> tuple[dict[str, str], list[str]]:
-    """Returns the digests of the units that a mirror has, and the units that it requests."""
+    """Returns the digests of the units that a mirror has, and the units that it asks for."""
     asked = json.loads(body)
     known, only = dict(asked["known"]), list(asked.get("only", ()))
     for text in (*known, *known.values(), *only):
@@ -241,7 +242,8 @@ def _asked(body: bytes) -> tuple[dict[str, str], list[str]]:
 
 
 def _file(home: Home, request: Request) -> Response:
-    """Returns a file of the record, whole or from a byte on (`Range: bytes=N-`); 304 if the client has this version."""
+    """Returns a file of the record, whole or from a byte on (`Range: bytes=N-`), or status 304 if the client has this
+    version."""
     path = request.path_params["path"]
     try:
         file = open_recorded(home.root, path)
@@ -277,7 +279,8 @@ def _content(file: int, start: int, end: int) -> Iterator[bytes]:
 
 
 def _waiting(home: Home, _request: Request) -> Response:
-    """Returns the runs that wait for a worker; null if this process knows no server, or it does not answer."""
+    """Returns the runs that wait for a worker; null if this process knows no server, or if the server does not
+    answer."""
     if server := server_of(home):
         url, auth_string = server
         headers = {"authorization": header_with(auth_string)}

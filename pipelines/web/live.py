@@ -38,19 +38,19 @@ from storage.growth import new_rows
 from storage.segments import BadSegmentError
 
 AXES = {"steps": "", "tokens": "response_length/mean", "time": "time/step"}
-"""The x axes, each with the metric of which it is the sum over the steps before."""
+"""The x axes. Each is the sum of a metric over the steps so far."""
 _FIRST = ("reward/mean", "kl/reverse", "entropy", "response_length/mean", "grad_norm", "clip_fraction/high")
-"""Metrics that a page shows unless others are chosen; and the accuracy, see `_is_answer`."""
+"""Metrics that a page shows, with the accuracy, unless others are chosen; see `_is_answer`."""
 _LIVE = ("pending", "running")
 _SHARE = 0.01
 """Largest share of a CPU that the answers to one page take."""
 _LEAST_SECONDS, _MOST_SECONDS, _ENDED_SECONDS = 2.0, 60.0, 30.0
-"""Bounds of the time between two questions of a page, and this time when no run is live."""
+"""Bounds of the time between two requests of a page, and this time if no run is live."""
 _DIGITS = 6
 _EVALUATED = " on "
-"""Part of the name of an evaluation's measure, between the measure and its set; of no metric's."""
+"""Text between the measure and the set in the name of an evaluation. No metric's name contains it."""
 _MOST_SEEDS = 64
-"""Seeds from which on the factor of Student's interval counts as constant."""
+"""Number of seeds from which on the factor of Student's interval is treated as constant."""
 _NAMES = "SELECT DISTINCT name FROM metrics WHERE list_contains(?, run_id)"
 _ATTEMPTS = "SELECT run_id, max(attempt) FROM attempts WHERE list_contains(?, run_id) GROUP BY run_id"
 _CURVES = """
@@ -70,9 +70,9 @@ class State:
     """Digests of a run's state."""
 
     about: str
-    """Digest of its status, its attempts and the evaluations after training."""
+    """Digest of the run's status, its attempts and the evaluations after training."""
     rows: str
-    """Digest of the list of files with its steps."""
+    """Digest of the list of files with the run's steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +97,16 @@ class Question:
     names: tuple[str, ...]
     """Experiments (NAME or NAME@VERSION), studies and runs."""
     metrics: tuple[str, ...] = ()
-    """Metrics to send; empty: those that a page shows at first."""
+    """Metrics to send. Empty means those that a page shows at first."""
     axis: str = "steps"
     """A key of AXES."""
     known: Mapping[str, Known] = field(default_factory=dict)
     look: bool = False
-    """Whether to show the answer although that is a further interim analysis."""
+    """Whether to show the answer even if that is a further interim analysis."""
 
     @property
     def columns(self) -> list[str]:
-        """The metrics that are read: those that are shown, and that of the axis."""
+        """Returns the metrics that are read: those that are shown, and that of the axis."""
         return list(dict.fromkeys([*(self.metrics or _FIRST), *filter(None, [AXES[self.axis]])]))
 
     @classmethod
@@ -124,7 +124,8 @@ class Question:
 
 
 class Live:
-    """Answers to live pages, from a home's record. Threads may share it; one answer is made at a time."""
+    """Source of the data for live pages, from a home's record. Threads may share it. It answers one request at a
+    time."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -162,7 +163,7 @@ class Live:
         return render("live.html", names=names, about=about, chart=_template(), confidence=confidence)
 
     def changes(self, wanted: Question) -> dict[str, Any]:
-        """Returns the changes since the state that the page knows, and the seconds until it may ask again.
+        """Returns the changes since the state that the page knows, and the seconds after which it may ask again.
 
         Raises:
             RpgError: a name matches nothing.
@@ -181,8 +182,8 @@ class Live:
             return sent | {"wait": round(min(max(spent, least), _MOST_SECONDS), 1)}
 
     def _changed(self, wanted: Question, states: Mapping[str, State], statuses: Mapping[str, str]) -> dict[str, Any]:
-        """Returns the new rows, and the answer if it may be another one. A run that has only made more steps is read
-        from its own files, any other through the store."""
+        """Returns the new rows, and the answer if it may have changed. A run that has only made more steps is read from
+        its own files, other runs through the store."""
         grown, others, names = dict[str, Any](), list[str](), set[str]()
         for run_id, state in states.items():
             known = wanted.known.get(run_id)
@@ -210,7 +211,7 @@ class Live:
         return self._groups[names][1]
 
     def _groups_under(self, name: str) -> list[Group]:
-        """Returns the groups of one name; none for an experiment or a study of which no run has begun."""
+        """Returns the groups of one name; empty for an experiment or a study of which no run has begun."""
         try:
             of_study, of_experiment = is_study(self._home, name), is_experiment(self._home, name)
             runs = study_runs(self._home, name) if of_study else runs_of(self._home, name) if of_experiment else []
@@ -238,8 +239,9 @@ class Live:
     def _answer_of_experiment(
         self, store: Store, name: str, wanted: Question, stamp: object, is_live: bool
     ) -> dict[str, Any]:
-        """Returns the answer of an experiment. While its runs are live it is shown only if that was asked for, or
-        if it was shown before: each further look at more seeds has a share of the error that all of them may make."""
+        """Returns the answer of an experiment. While runs are live, it is shown only on request, or if it was shown
+        before with as many seeds: each further interim analysis uses a share of the error that all of them together may
+        have."""
         groups = find_groups(self._home, name)
         num_seeds, looks = seeds_ended(groups), looks_of(self._home, name)
         earlier = len({look for look in looks if 1 < look < num_seeds})
@@ -283,7 +285,7 @@ def _rows(store: Store, wanted: Question, run_ids: Sequence[str], states: Mappin
 
 
 def _grown(home: Home, run_id: str, wanted: Question, state: State) -> tuple[dict[str, Any], set[str]]:
-    """Returns the new rows of a run that has made more steps since it was read, in the same attempt; and the names of
+    """Returns the new rows of a run that has made more steps, in the same attempt, since it was read, and the names of
     all metrics in them.
 
     Raises:
@@ -307,7 +309,7 @@ def _grown(home: Home, run_id: str, wanted: Question, state: State) -> tuple[dic
 
 
 def _ordered(names: Iterable[str]) -> list[str]:
-    """Returns the names of evaluations, then those of metrics in the order of `METRICS`, unknown ones at the end."""
+    """Returns the names of evaluations, then those of metrics in the order of `METRICS`. Unknown metrics come last."""
     order = {name: place for place, name in enumerate(BY_NAME)}
     return sorted(names, key=lambda name: (_EVALUATED not in name, order.get(name, len(order)), name))
 
@@ -335,7 +337,7 @@ def _steps(steps: NDArray[np.int64]) -> int | list[int]:
 
 
 def _short(values: NDArray[np.float64]) -> list[float | None]:
-    """Returns values with six digits; None for one that is not finite, or too large to compute with."""
+    """Returns values with six digits. A value that is not finite, or too large to compute with, becomes None."""
     known = np.abs(values) <= LARGEST
     sizes = np.where(known & (values != 0), np.abs(values), 1.0)
     scale = 10.0 ** np.clip(_DIGITS - 1 - np.floor(np.log10(sizes)), -300, 300)
@@ -348,7 +350,7 @@ def _plain(bound: float) -> float | None:
 
 
 def _template() -> Chart:
-    """Returns a chart without data: the page fills a copy of it for each metric."""
+    """Returns a chart without data. The page fills a copy of it for each metric."""
     ends = {"domainMin": {"expr": "x0"}, "domainMax": {"expr": "x1"}, "nice": False, "zero": False}
     layers = line_layers([line([(0, 0)], bands=[([0], [0])])])
     for each in layers:

@@ -1,4 +1,5 @@
-"""The pages: the table of experiments, studies and runs, and the report of each, rendered again after a change."""
+"""The pages: the table of experiments, studies and runs, and the report of each. Pages are rendered again after a
+change."""
 
 import threading
 from collections.abc import Callable
@@ -42,20 +43,20 @@ _UNSEEN = ("leases", "logs")
 
 
 class UnknownPageError(Exception):
-    """Error for a name that nothing recorded has."""
+    """Error for a name that is not on record."""
 
 
 class Pages:
-    """Renderer of a home's pages. Threads may share it; one page is rendered at a time."""
+    """Renderer of a home's pages. Threads may share it. It renders one page at a time."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._scratch = Scratch(home.root, "pages")
         self._cache = self._scratch.path
         self._versions: dict[str, str] = {}
-        """Digest of the input from which each unit's page in the cache was rendered."""
+        """Digest of the input of each unit's page in the cache."""
         self._answers: dict[str, tuple[str, str]] = {}
-        """Experiment -> the digest of the input of its answer, and the answer."""
+        """Experiment -> digest of the answer's input, and the answer."""
         self._turn = threading.Lock()
 
     def close(self) -> None:
@@ -77,8 +78,8 @@ class Pages:
         return render("record.html", home=self._home.root.name, **tables)
 
     def _answer(self, store: Store, name: str) -> str:
-        """Returns the answer of an experiment that is over, and an answer that was shown before. Otherwise returns how
-        many runs have not ended: a new answer would be a further interim analysis."""
+        """Returns the answer of an experiment if all its runs have ended, or if the answer was shown before. Otherwise
+        returns how many runs have not ended, because a new answer would be a further interim analysis."""
         version = self._version(f"experiments/{name}")
         if self._answers.get(name, ("",))[0] != version:
             try:

@@ -1,4 +1,4 @@
-"""A server for the web application, in this process until it is ended."""
+"""A server for the web application, which runs in this process until it is ended."""
 
 import ipaddress
 import secrets
@@ -21,12 +21,12 @@ DEFAULT_PORT = 4202
 
 
 def live_path(names: Sequence[str]) -> str:
-    """Returns the path of the live page of experiments, studies and runs; without a name, of those that train."""
+    """Returns the path of the live page of experiments, studies and runs; without names, of those that train now."""
     return f"/live?{urlencode([('of', name) for name in names])}".removesuffix("?")
 
 
 def served_live(home: Home, names: Sequence[str]) -> str:
-    """Returns the link of the live page on the record's server that `rpg up` started; empty if none is up."""
+    """Returns the link of the live page on the record's server that `rpg up` started; empty if no such server is up."""
     services = running_services(home)
     return f"{services.record_url}{live_path(names)}" if services and services.record_url else ""
 

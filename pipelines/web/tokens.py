@@ -22,7 +22,7 @@ from storage import Store
 RESPONSES_A_PAGE = 50
 TOKENS_A_PAGE = 1000
 _BEFORE = 16
-"""Number of tokens before a page's first that are decoded with it: a character may begin in them."""
+"""Number of tokens before a page's first token that are decoded with it, because a character may begin in them."""
 _MOST_CHARACTERS = 20_000
 """Largest number of characters of a prompt that are shown."""
 ORDERS = {
@@ -72,14 +72,14 @@ _TURNS = f"""
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The table's selection of responses, as an address gives it."""
+    """The table's selection of responses, as given in an address."""
 
     step: int | None = None
-    """Step of the responses. None: the last one."""
+    """Step of the responses. None means the last step."""
     clipped: bool = False
     """Whether to show only responses with a token on which the clip acted."""
     ratio: float | None = None
-    """Shows only responses with a token whose ratio is at least this, or at most its inverse. At least 1."""
+    """Shows only responses that have a token whose ratio is at least this, or at most its inverse. At least 1."""
     reward_from: float | None = None
     reward_to: float | None = None
     order: str = next(iter(ORDERS))
@@ -113,7 +113,7 @@ class Wanted:
         return wanted
 
     def query(self, **changes: Any) -> str:
-        """Returns the address's query for this selection, with changes."""
+        """Returns the query part of the address for this selection, with these changes."""
         fields = asdict(replace(self, **changes)) | ({"clipped": "on"} if self.clipped else {"clipped": None})
         return urlencode({name: value for name, value in fields.items() if value is not None})
 

@@ -1,4 +1,4 @@
-"""Checks tokenizer, chat template and prompts of a model against its embedding and its end tokens."""
+"""Checks that a model's tokenizer, chat template and prompts fit its embedding and its end tokens."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _NAMED = 3
-"""Most rows or tokens that a message names."""
+"""Largest number of rows or tokens that a message names."""
 _SAID = "(the words of the policy)"
 
 
@@ -35,7 +35,7 @@ class TokenIssue:
 
     issue: Issue
     fatal: bool
-    """Whether a stage would fail with it."""
+    """Whether the finding would make a stage fail."""
 
 
 def named_rows(rows: Sequence[str]) -> str:

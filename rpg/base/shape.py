@@ -1,4 +1,4 @@
-"""Computes the figures of a decoder that determine memory and time, from the model itself, built without values.
+"""Computes the figures of a decoder that determine memory and time. The model is built without values for this.
 
 `python -m rpg.base.shape SETTINGS.json FIGURES.json` reads the settings of a config.json and writes the figures, so
 that the planner needs no torch.
@@ -30,7 +30,8 @@ class ModelShape:
     active_parameters: int
     """Parameters that one token uses: all except those of experts that it is not routed to."""
     matrix_parameters: int
-    """Parameters that multiply every token: the active ones, without embeddings other than the output head."""
+    """Parameters that multiply every token: the active ones without embeddings, except an embedding that is also the
+    output head."""
     expert_parameters: int
     """Parameters of all experts that tokens are routed to."""
     router_parameters: int
@@ -38,7 +39,7 @@ class ModelShape:
     largest_weight: int
     """Elements of the largest parameter."""
     linear_widths: dict[str, int]
-    """Name of linear modules -> sum of their inputs and outputs; without the output head."""
+    """Name of linear modules -> sum of their inputs and outputs. The output head is left out."""
     hidden_size: int
     layers: int
     key_value_size: int
@@ -46,9 +47,9 @@ class ModelShape:
     attention_size: int
     """Size of a token's query in one layer, over all heads."""
     intermediate_size: int
-    """Width of the MLP; with experts, the summed width of one token's experts."""
+    """Width of the MLP. With experts, the summed width of one token's experts."""
     experts_per_token: int
-    """Experts of a layer that a token is routed to; 0 if the model has no experts."""
+    """Number of a layer's experts that a token is routed to; 0 if the model has no experts."""
     vocab_size: int
     context: int
     is_gated: bool
@@ -66,11 +67,12 @@ class ModelShape:
 
     @property
     def read_parameters(self) -> int:
-        """Parameters that multiply a large batch of tokens: those of all experts included."""
+        """Returns the number of parameters that a large batch of tokens is multiplied by, including those of all
+        experts."""
         return self.matrix_parameters + self.parameters - self.active_parameters
 
     def training_flops(self, tokens: int, responses: int, *, pairs: float, frozen: bool = False) -> float:
-        """Returns the operations of a forward and a backward pass, without recomputation.
+        """Returns the number of operations per token of a forward and a backward pass, without recomputation.
 
         Args:
             tokens: number that go through the layers.
@@ -85,7 +87,7 @@ class ModelShape:
 
 
 def shape_of_config(settings: Mapping[str, Any]) -> ModelShape:
-    """Returns the figures of the model that transformers builds from a config.json's settings; raises its
+    """Returns the figures of the model that transformers builds from a config.json's settings. Raises transformers'
     exceptions."""
     from rpg.pretrained import config_of_settings, model_without_weights
 
@@ -182,7 +184,7 @@ def _routers(model: "PreTrainedModel", experts: Mapping[str, "nn.Module"]) -> It
 
 
 def _looked_up(model: "PreTrainedModel") -> int:
-    """Returns the number of parameters of token and position embeddings that are not the output head's."""
+    """Returns the number of parameters of token and position embeddings, without those shared with the output head."""
     from torch import nn
 
     head = getattr(model.get_output_embeddings(), "weight", None)  # type: ignore[no-untyped-call]
@@ -193,8 +195,7 @@ def _looked_up(model: "PreTrainedModel") -> int:
 def _experts_width(
     model: "PreTrainedModel", experts: Mapping[str, "nn.Module"], chosen: int, hidden: int, *, gated: bool
 ) -> int:
-    """Returns the summed intermediate size of one token's experts of a layer, as for an MLP; shared experts
-    included."""
+    """Returns the summed intermediate size of one token's experts in a layer, including shared experts."""
     if not (chosen and hidden):
         return 0
     routed = max(_size(module) * chosen // _number_of_experts(module) for module in experts.values())

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 SMALL = 50_000_000
-"""Largest number of parameters at which a model from scratch is built to test that it computes, which takes a
+"""Largest number of parameters of a model from scratch that is built to test that it computes. The test takes a
 second."""
 _FROM_TOKENIZER = ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")
 """Fields of a config that the tokenizer determines."""
 
 
 _WRITTEN_HERE = ("summary.json", "manifest.json", NOTES)
-"""Files that the stage or its publisher writes. A link of this name would make them write into the model's own
+"""Files that the stage or its publisher writes. If a link had this name, they would write into the model's own
 directory."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 """Suffixes of files that may contain Python code."""
@@ -127,10 +127,10 @@ def _check_answers(problems: list[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model that a spec names, without its weights, as far as it is on this machine."""
+    """What this machine has of a model that a spec names, except the weights."""
 
     directory: Path | None
-    """Directory of its files; None if they are not on this machine, or if the model is built from scratch."""
+    """Directory of the model's files; None if they are not on this machine, or if the model is built from scratch."""
     config: "PretrainedConfig | None"
     """Config of the model; None if it is not on this machine or cannot be read."""
     tokenizer: "PreTrainedTokenizerBase | None"
@@ -203,7 +203,8 @@ def _link(spec: PretrainedModel, out: Path) -> dict[str, Any]:
 
 
 def existing_model(spec: PretrainedModel) -> "tuple[Path, PretrainedConfig, PreTrainedTokenizerBase]":
-    """Returns the directory, config and tokenizer of an existing model. Raises SpecError if one cannot be read."""
+    """Returns the directory, config and tokenizer of an existing model. Raises SpecError if any of them cannot be
+    read."""
     directory = _directory(spec)
     with _blaming(spec):
         tokenizer = tokenizer_of(directory)
@@ -217,7 +218,8 @@ def _load(spec: PretrainedModel) -> "tuple[PreTrainedModel, PreTrainedTokenizerB
 
 
 def _directory(spec: PretrainedModel) -> Path:
-    """Returns the directory of the model's files, downloaded if the path is a Hub id; its weights are safetensors."""
+    """Returns the directory of the model's files, which are downloaded if the path is a Hub id. The weights are
+    safetensors."""
     directory = _local_directory(spec)
     refuse_code(spec, directory)
     if not any(directory.glob("*.safetensors")):
@@ -263,7 +265,7 @@ _HUB_HINT = "without a network, give the directory of a downloaded model"
 
 @contextmanager
 def _blaming(spec: PretrainedModel) -> Iterator[None]:
-    """Turns errors of transformers or safetensors within the block into a SpecError about the named model."""
+    """Converts errors of transformers or safetensors within the block into a SpecError about the named model."""
     try:
         yield
     except Exception as error:
@@ -299,7 +301,8 @@ def _from_scratch(spec: ScratchModel, data_dir: Path | None) -> "tuple[PreTraine
 def scratch_model(
     spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig | None" = None
 ) -> "PreTrainedModel":
-    """Returns the architecture with random weights, for a tokenizer. Raises SpecError if its settings build no model.
+    """Returns a model of the architecture with random weights, for a tokenizer. Raises SpecError if its settings do not
+    make a model.
 
     Args:
         config: result of `scratch_config`; None computes it.
@@ -372,7 +375,8 @@ def _is_read(config: "PretrainedConfig", key: str) -> bool:
 
 
 def cannot_build(spec: ScratchModel, error: Exception) -> SpecError:
-    """Returns transformers' complaint about the settings as an error, located at the setting that it quotes, if any."""
+    """Returns an error with transformers' complaint about the settings, located at the setting that the complaint
+    quotes, if any."""
     reason = " ".join(str(error).split()) or type(error).__name__
     message = f"transformers cannot build {spec.model_type} with these settings: {reason}"
     named = {key: value for key, value in spec.config.items() if f"'{key}'" in reason}

@@ -1,4 +1,4 @@
-"""Finds the files of the teacher that a spec names, and checks that it reads tokens as the policy does."""
+"""Finds the files of the teacher that a spec names, and checks that its tokens are the policy's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ _PATH = ("reference", "path")
 def teacher_directory(
     teacher: PretrainedModel, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig"
 ) -> Path:
-    """Returns the teacher's model directory, downloaded if it is a Hub id.
+    """Returns the teacher's model directory, after a download if the spec names a Hub id.
 
     Args:
         tokenizer: the policy's tokenizer.
@@ -34,7 +34,7 @@ def teacher_directory(
 
 
 def look_at_teacher(teacher: PretrainedModel, policy: NamedModel) -> NamedModel:
-    """Returns the teacher. Raises SpecError if training would refuse it, as far as both models are on this machine."""
+    """Returns the teacher. Raises SpecError if training would refuse it, as far as this machine has the two models."""
     with _blaming_reference():
         found = look_at(teacher, build=False)
     if found.tokenizer and found.config and policy.tokenizer and policy.config:
@@ -55,7 +55,7 @@ def _compare(
     policy: "tuple[PreTrainedTokenizerBase, PretrainedConfig]",
     of_teacher: "tuple[PreTrainedTokenizerBase, PretrainedConfig]",
 ) -> None:
-    """Raises SpecError if a token id means another text to the teacher, or exceeds its number of logits."""
+    """Raises SpecError if a token id stands for another text in the teacher, or exceeds its number of logits."""
     own, its = policy[0].get_vocab(), of_teacher[0].get_vocab()
     if own != its:
         different = sorted(text for text, number in own.items() if its.get(text) != number)
@@ -67,7 +67,7 @@ def _compare(
                 given=f"{teacher.path}: {len(its)} tokens; they differ in {len(different) or len(its) - len(own)}, "
                 f"such as {shown}",
                 allowed=f"a model whose tokenizer has the policy's {len(own)} tokens at the same ids",
-                hint="take a teacher of the policy's family: it scores the very tokens that the policy sampled",
+                hint="take a teacher of the policy's family: it scores exactly the tokens that the policy sampled",
             )
         )
     wide, wanted = (config.get_text_config().vocab_size for config in (of_teacher[1], policy[1]))

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOKENS = 16384
-"""Tokens of the counted pass."""
+"""Number of tokens in the counted pass."""
 _MOST_OPERATIONS = 20_000
-"""Most operations of a pass. A model with more operations loops over tokens in Python and is not counted."""
+"""Largest number of operations in a pass. A model with more loops over tokens in Python and is not counted."""
 _ROTATION = "apply_rotary_pos_emb"
 """Name in transformers of the function that rotates queries and keys."""
 _LOOK_UPS = frozenset({"embedding", "gather", "index_select", "index"})
@@ -27,8 +27,8 @@ _FREE = frozenset({"empty", "empty_like", "new_empty", "new_empty_strided", "emp
 """Operations that touch no memory."""
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"})
 _LOGITS_OF_KERNEL = (4, 6)
-"""Bytes per logit that the kernel between the head's matrix products moves. The forward pass reads float32 logits; the
-backward pass reads them again and writes their gradient in bfloat16."""
+"""Bytes that the kernel between the head's matrix products moves for each logit. The forward pass reads float32 logits;
+the backward pass reads them again and writes their gradient in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Work:
     """Bytes read and written in bfloat16 by all other operations except attention."""
 
     def with_further(self, two: "Work", count: int) -> "Work":
-        """Returns the work with `count` further layers; `two` is the work with one further layer."""
+        """Returns the work with `count` further layers. `two` is the work with one further layer."""
         return Work(
             self.flops + count * (two.flops - self.flops),
             self.bytes_moved + count * (two.bytes_moved - self.bytes_moved),
@@ -50,8 +50,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The work of a model's forward and backward pass per token, in bfloat16. It excludes attention over pairs of
-    tokens and recomputation in layers."""
+    """The work of a model's forward and backward pass per token, in bfloat16, without attention over pairs of tokens
+    and recomputation in layers."""
 
     forward: Work
     backward: Work
@@ -72,7 +72,7 @@ class Traffic:
 
 
 class _Counter:
-    """A counter of work, with sums over the operations since the last `take`."""
+    """A counter of the work of all operations since the last `take`."""
 
     def __init__(self) -> None:
         self.flops = self.moved = 0.0
@@ -85,7 +85,7 @@ class _Counter:
             raise RuntimeError(f"more than {_MOST_OPERATIONS} operations")
 
     def move(self, tensors: Iterable["Tensor"]) -> None:
-        """Counts the bytes of tensors; for an expanded tensor only the bytes that it stores."""
+        """Counts the bytes of tensors. An expanded tensor counts only with its stored bytes."""
         for tensor in tensors:
             held = math.prod(n for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step)
             self.moved += held * tensor.element_size()
@@ -97,7 +97,7 @@ class _Counter:
 
 
 def traffic_of(settings: Mapping[str, Any], *, tokens: int = TOKENS) -> Traffic:
-    """Returns the traffic of the model that transformers builds from a config.json's settings; raises its
+    """Returns the traffic of the model that transformers builds from a config.json's settings. Raises transformers'
     exceptions."""
     from rpg.pretrained import config_of_settings, model_without_weights
 
@@ -123,8 +123,8 @@ def traffic_of(settings: Mapping[str, Any], *, tokens: int = TOKENS) -> Traffic:
 
 
 def _all_layers(model: "PreTrainedModel", tokens: int) -> tuple[Work, Work]:
-    """Runs a forward and a backward pass. Of many identical layers it runs two; the second's work counts for all
-    further layers."""
+    """Runs a forward and a backward pass. If there are many identical layers, runs two of them, and the second's work
+    counts for all further layers."""
     from torch import nn
 
     name, layers = next(
@@ -146,7 +146,7 @@ def _all_layers(model: "PreTrainedModel", tokens: int) -> tuple[Work, Work]:
 
 
 def _are_alike(module: "nn.Module") -> bool:
-    """Returns whether a module is a list of at least three layers with the same parts."""
+    """Returns whether a module is a list of at least three identical layers."""
     from torch import nn
 
     if not isinstance(module, nn.ModuleList) or len(module) < 3:
@@ -228,9 +228,9 @@ def counting() -> Iterator[_Counter]:
 
 
 def _one_kernel(outputs: int, inputs: tuple["Tensor", ...], *, keeps: bool = True) -> tuple["Tensor", ...]:
-    """Stands for a fused kernel: results are like the first inputs, and each tensor is read or written once. The
-    backward pass reads the results' gradients, and the inputs again if it `keeps` them, and writes the inputs'
-    gradients."""
+    """Imitates the traffic of a fused kernel. Results have the shapes of the first inputs, and each tensor is read or
+    written once. The backward pass reads the results' gradients, also the inputs if it `keeps` them, and writes the
+    inputs' gradients."""
     import torch
 
     class OneKernel(torch.autograd.Function):
@@ -252,7 +252,7 @@ def _one_kernel(outputs: int, inputs: tuple["Tensor", ...], *, keeps: bool = Tru
 
 
 def _touch(tensors: list["Tensor"]) -> None:
-    """Tells the counter that tensors are read or written once: runs an operation that writes one and reads none."""
+    """Makes the counter count tensors as read or written once, by an operation that only writes one of them."""
     for tensor in tensors:
         tensor.detach().zero_()
 
@@ -260,8 +260,8 @@ def _touch(tensors: list["Tensor"]) -> None:
 def _attention(
     _module: "nn.Module", query: "Tensor", key: "Tensor", value: "Tensor", *_: Any, **__: Any
 ) -> tuple["Tensor", None]:
-    """Returns tensors of the shapes of transformers' attention. Counts the tensors, but not the arithmetic over
-    pairs."""
+    """Returns tensors with the shapes that transformers' attention returns. The tensors are counted, the arithmetic
+    over pairs is not."""
     (out, *_rest) = _one_kernel(1, (query, key, value))
     return out[..., : value.shape[-1]].transpose(1, 2), None
 

@@ -1,5 +1,5 @@
-"""Takes supervised steps on prompts and gold answers, so that reinforcement starts from a policy that sometimes
-succeeds."""
+"""Trains with supervision on prompts and gold answers, so that reinforcement learning starts from a policy that
+sometimes succeeds."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _IGNORED = -100
 _WINDOW = 20
-"""Updates over which the loss is averaged when it decides whether the warm-up ends."""
+"""Number of updates over which the loss is averaged to decide whether the warm-up ends."""
 _LOG_SECONDS = 10.0
 
 Example = tuple[list[int], list[int]]
-"""Token ids of the prompt and of the answer, the end token included."""
+"""Token ids of the prompt and of the answer with its end token."""
 
 
 def warm_up(
@@ -76,8 +76,8 @@ def warm_up(
 
 
 def _line(losses: Sequence[float], spec: WarmUp, seconds: float, *, done: bool) -> str:
-    """Returns a line about the warm-up's progress after some seconds; until `done` also the time left and the target
-    loss."""
+    """Returns a line about the warm-up's progress after some seconds. Unless `done`, it includes the time left and the
+    target loss."""
     line = f"warm-up {len(losses)}/{spec.steps}: loss {losses[-1]:.4f}, {seconds:.0f} s"
     if done:
         return line
@@ -95,7 +95,8 @@ def _low_enough(losses: Sequence[float], until_loss: float) -> bool:
 
 
 def learning_rate(step: int, spec: WarmUp) -> float:
-    """Returns the learning rate of update `step`, from 0: a linear rise over the warm-up fraction, then constant.
+    """Returns the learning rate of update `step`, counted from 0: a linear rise over the warm-up fraction, then
+    constant.
 
     It never decays: a rate that falls to 0 ends in a valley so sharp that reinforcement's first updates throw the
     policy out of it (measured: accuracy 0.40 -> 0.27 in 20 updates at 1e-4; with a constant rate, 0.46 -> 0.66 in 25).
@@ -128,7 +129,7 @@ def _examples(tokenizer: "PreTrainedTokenizerBase", problems: Sequence[Problem],
 
 
 def _batches(examples: Sequence[Example], size: int, seed: int) -> Iterator[list[Example]]:
-    """Yields endless batches: successive permutations of the examples, cut into batches, each sorted by length.
+    """Yields batches without end: successive permutations of the examples, cut into batches that are sorted by length.
 
     Examples are never sorted across batches: a batch of one length is a biased sample, and the model learns from it far
     more slowly.

@@ -24,7 +24,7 @@ Experts = npt.NDArray[np.int16]
 @dataclass(frozen=True)
 class StepRollouts:
     """A step's B responses in the order of its prompts. Every rank knows the length, reward and group of each response.
-    Its tokens and text are on a single rank: that rank holds the response.
+    Its tokens and text are on a single rank, which *holds* the response.
 
     Of the N tokens of the b responses held here, laid end to end, the policy sampled M; its environment gave the
     others. Given tokens are context. Every array about token probabilities (logprobs, advantages, the token table)
@@ -38,7 +38,7 @@ class StepRollouts:
     group_ids: Integers
     """Group index of each response, from 0. [B]"""
     lengths: Integers
-    """Tokens of each response, the given ones included. [B]"""
+    """Number of tokens of each response, including given tokens. [B]"""
     num_sampled: Integers
     """Sampled tokens of each response, at least 1. [B]"""
     finish_reasons: tuple[FinishReason, ...]
@@ -50,43 +50,46 @@ class StepRollouts:
     sampled: Bools
     """Whether the policy sampled each of these tokens. [N]"""
     rollout_logprobs: Floats
-    """Logprobs of the sampled tokens under the distribution they were drawn from, nats. [M]"""
+    """Logprobs of the sampled tokens under the distribution that they were drawn from, nats. [M]"""
     responses: tuple[str, ...]
     """The text of each response that this rank holds."""
     policy_version: int
-    """Version of the policy that sampled the responses; with `versions`, of the one that sampled their last tokens."""
+    """Version of the policy that sampled the responses. If `versions` is set, that of the policy that sampled their
+    last tokens."""
     turns: tuple[tuple[RecordedTurn, ...], ...] = ()
     """The turns of each response that this rank holds; empty if the environment gives no turn."""
     turn_counts: tuple[TurnCounts, ...] = ()
     """Counts of the turns of each response; empty if the environment gives no turn. [B]"""
     experts: Experts | None = None
-    """Experts of each token of prompt and response of the responses held here, end to end; the values of a last token
-    are meaningless. None means that the learner's routers choose. [tokens, layers, experts per token]"""
+    """Experts of each token of prompt and response, for the responses held here, laid end to end. The values for a
+    response's last token are meaningless. None means that the learner's routers choose. [tokens, layers, experts per
+    token]"""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of how the batch was sampled."""
+    """Metrics about the sampling of the batch."""
     versions: tuple[Versions, ...] = ()
-    """Policies that sampled each response one after another; empty if one policy sampled all responses. [B]"""
+    """Versions of the policies that sampled each response, one after another; empty if one policy sampled all
+    responses. [B]"""
 
     @property
     def held_lengths(self) -> Integers:
-        """Tokens of each response held here. [b]"""
+        """Returns the number of tokens of each response held here. [b]"""
         return self.lengths[self.held]
 
     @property
     def held_sequence_lengths(self) -> Integers:
-        """Tokens of prompt and response of each response held here. [b]"""
+        """Returns the number of tokens of prompt and response, for each response held here. [b]"""
         return self.sequence_lengths[self.held]
 
     @property
     def first_versions(self) -> Integers:
-        """Version of the policy that sampled each response's first token. [B]"""
+        """Returns the version of the policy that sampled each response's first token. [B]"""
         if not self.versions:
             return np.full(len(self.lengths), self.policy_version)
         return np.array([parts[0][0] for parts in self.versions])
 
     @property
     def token_versions(self) -> Integers:
-        """Version of the policy that sampled each sampled token held here. [M]"""
+        """Returns the version of the policy that sampled each sampled token held here. [M]"""
         if not self.versions:
             return np.full(len(self.rollout_logprobs), self.policy_version)
         parts = np.array([part for response in self.held for part in self.versions[response]]).reshape(-1, 2)
@@ -94,22 +97,22 @@ class StepRollouts:
 
     @property
     def held_num_sampled(self) -> Integers:
-        """Sampled tokens of each response held here. [b]"""
+        """Returns the number of sampled tokens of each response held here. [b]"""
         return self.num_sampled[self.held]
 
     @property
     def prompt_lengths(self) -> Integers:
-        """Tokens of each response's prompt. [B]"""
+        """Returns the number of tokens of each response's prompt. [B]"""
         return np.array([len(prompt) for prompt in self.prompts], dtype=np.int64)[self.group_ids]
 
     @property
     def sequence_lengths(self) -> Integers:
-        """Tokens of prompt and response. [B]"""
+        """Returns the number of tokens of prompt and response. [B]"""
         return self.prompt_lengths + self.lengths
 
     @property
     def restarts(self) -> bool:
-        """Whether any response restarts with its own context, see TurnCounts.contexts."""
+        """Whether any response restarts with its own context; see TurnCounts.contexts."""
         return any(counts.contexts for counts in self.turn_counts)
 
     def parts(self, response: int) -> list["Part"]:
@@ -125,8 +128,8 @@ class StepRollouts:
         return [part for part in parts if part.begin < part.end]
 
     def padded_rows(self) -> tuple[Integers, Integers]:
-        """Number of rows of each response in a padded pass, one per part, and tokens of its longest row, context
-        included. [B] each"""
+        """Returns, for each response in a padded pass, the number of rows (one per part) and the tokens of the longest
+        row, including the context. [B] each"""
         if not self.restarts:
             return np.ones(len(self.lengths), dtype=np.int64), self.sequence_lengths
         parts = [self.parts(response) for response in range(len(self.lengths))]
@@ -135,16 +138,17 @@ class StepRollouts:
 
     @cached_property
     def sampled_places(self) -> Integers:
-        """Position of each token held here among the sampled ones; meaningless for given tokens. [N]"""
+        """Returns the position of each token held here among the sampled ones; meaningless for given tokens. [N]"""
         return np.cumsum(self.sampled) - 1
 
     @property
     def rewards(self) -> npt.NDArray[np.float64]:
-        """Reward of each response, penalties included. [B]"""
+        """Returns the reward of each response, including penalties. [B]"""
         return np.array([score.reward for score in self.scores], dtype=np.float64)
 
     def reward_terms(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Values and weights of the terms of each response's reward. A reward that is not a sum is a single term.
+        """Returns values and weights of the terms of each response's reward. A reward that is not a sum is a single
+        term.
 
         A value is NaN if the response could not be scored. A term that a response's group lacks has value 0 and weight
         0. [terms, B] each, float64
@@ -166,12 +170,14 @@ class StepRollouts:
 
     @property
     def turn_rewards(self) -> list[tuple[float, ...]]:
-        """Rewards of each response's sampled turns; 0 if its environment rewards no turn. [B]"""
+        """Returns the sum of the rewards of each response's sampled turns; 0 if the environment does not reward turns.
+        [B]"""
         return [counts.rewards or (0.0,) * counts.sampled for counts in self.turn_counts]
 
     @property
     def token_turns(self) -> Integers:
-        """Index of the sampled turn that contains each sampled token held here, from 0 in each response. [M]"""
+        """Returns the index of the sampled turn that contains each sampled token held here, from 0 in each response.
+        [M]"""
         sampled = [[turn.num_tokens for turn in turns if turn.sampled] for turns in self.turns]
         return np.concatenate(
             [np.empty(0, dtype=np.int64), *(np.repeat(np.arange(len(sizes)), sizes) for sizes in sampled)]
@@ -179,20 +185,20 @@ class StepRollouts:
 
     @property
     def truncated(self) -> Bools:
-        """Whether a response was cut at the maximum length. [B]"""
+        """Returns whether each response was cut at the maximum length. [B]"""
         return np.array([reason == "length" for reason in self.finish_reasons])
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a response after one context: the prompt, or tokens that were given as a context."""
+    """A part of a response that follows one context: the prompt, or tokens that were given as a new context."""
 
     begin: int
-    """Position of its first token in the response, after the context."""
+    """Position in the response of the part's first token after the context."""
     end: int
     """Position after its last token."""
     context: int
-    """Tokens of the context. A context other than the prompt is in the response, directly before the part."""
+    """Number of tokens of the context. A context other than the prompt is in the response, directly before the part."""
 
 
 def collate(
@@ -203,8 +209,8 @@ def collate(
     scores: Sequence[Score],
     turns: Sequence[tuple[RecordedTurn, ...]] = (),
 ) -> StepRollouts:
-    """Lays the groups' responses end to end; `problems` has one entry per group, the other arguments one per
-    response. `turns` is empty if none are recorded."""
+    """Lays the groups' responses end to end. `problems` has one entry per group, the other arguments one per response.
+    `turns` is empty if no turns are recorded."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     parts = [turn for rollout in rollouts for turn in rollout.turns]
     sizes = [len(group.rollouts) for group in groups]
@@ -230,7 +236,7 @@ def collate(
 
 
 def _experts(rollouts: Sequence[Rollout]) -> Experts | None:
-    """Returns the experts of all tokens end to end; a last token repeats those of the token before it."""
+    """Returns the experts of all tokens, laid end to end. A last token repeats those of the token before it."""
     known = [rollout.experts.astype(np.int16) for rollout in rollouts if rollout.experts is not None]
     assert len(known) in (0, len(rollouts)), "all responses are sampled alike"
     return np.concatenate([part for each in known for part in (each, each[-1:])]) if known else None
@@ -252,7 +258,7 @@ def counted(turns: Sequence[RecordedTurn]) -> TurnCounts:
 
 
 def join(parts: Sequence[StepRollouts]) -> StepRollouts:
-    """Joins several batches in their order: the shares of the ranks, or rounds of sampling."""
+    """Joins several batches in their order, such as the shares of the ranks or rounds of sampling."""
     groups = np.cumsum([0] + [len(part.problems) for part in parts])
     responses = np.cumsum([0] + [len(part.lengths) for part in parts])
     return StepRollouts(
@@ -277,7 +283,7 @@ def join(parts: Sequence[StepRollouts]) -> StepRollouts:
 
 
 def experts_of(parts: Sequence[Experts | None]) -> Experts | None:
-    """Returns the experts of all parts end to end; None if no part has any."""
+    """Returns the experts of all parts, laid end to end; None if no part has any."""
     known = [part for part in parts if part is not None]
     return np.concatenate(known) if known else None
 
@@ -310,8 +316,8 @@ def select(step: StepRollouts, groups: Sequence[int]) -> StepRollouts:
 
 
 def keep(step: StepRollouts, places: Integers) -> StepRollouts:
-    """Returns the batch with only some of the responses that this rank holds. `places`: their positions among those
-    held, in the new order."""
+    """Returns the batch with only some of the responses that this rank holds. `places`: positions of these responses
+    among those held, in the new order."""
     tokens = _places(step.held_lengths, places)
     return replace(
         step,
@@ -326,8 +332,7 @@ def keep(step: StepRollouts, places: Integers) -> StepRollouts:
 
 
 def _places(lengths: Integers, responses: Integers) -> Integers:
-    """Returns the positions of the chosen responses' tokens; all responses have these lengths and are laid end to
-    end."""
+    """Returns the positions of the chosen responses' tokens, when responses of these lengths are laid end to end."""
     chosen = lengths[responses]
     first = (np.cumsum(lengths) - lengths)[responses]
     within: Integers = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
@@ -336,19 +341,20 @@ def _places(lengths: Integers, responses: Integers) -> Integers:
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """The tensors of one forward pass: b sequences of up to L tokens, responses of up to T tokens; n tokens were
+    """The tensors of one forward pass: b sequences of up to L tokens, with responses of up to T tokens, n of which were
     sampled.
 
     Given tokens are only in the input ids, like those of a prompt.
     """
 
     input_ids: Tensor
-    """Prompts and responses. Padded on the right, which causal attention never sees: [b, L]. Packed into one row, each
-    prompt followed by its responses: [1, L]. A part of a response with another context follows that context like a
-    separate response, so there may be more rows than responses."""
+    """Prompts and responses. In a padded pass they are [b, L], with padding on the right, where causal attention never
+    sees it. In a packed pass they are one row, [1, L], in which each prompt is followed by its responses. A part of a
+    response with another context follows that context like a separate response, so there may be more rows than
+    responses."""
     packed: tuple[tuple[int, ...], ...]
-    """Layout of a packed row: for each prompt its length and those of its responses, see Packing. Empty if each
-    response has its own rows."""
+    """Layout of a packed row: the length of each prompt and of its responses; see Packing. Empty if each response has
+    its own rows."""
     sources: Tensor
     """Positions in the flattened input ids whose hidden state predicts a sampled token, row by row. [n]"""
     host_sources: Tensor
@@ -368,14 +374,15 @@ class Microbatch:
     rewards: Tensor
     """Reward of each response, on the host. [b]"""
     counts: bool
-    """Whether the pass counts. If not, its only token is not part of the step and has weight 0, see Rows."""
+    """Whether the pass counts. If not, its only token is not part of the step and has weight 0; see Rows."""
     experts: Tensor | None = None
     """Experts to which each of the flattened input ids is routed, on the host. None lets the routers choose. [b * L,
     layers, experts per token]"""
 
     def look_up(self, values: Tensor) -> Tensor:
-        """Returns this pass's values out of the [M, ...] values of all sampled tokens held here, on its device; 0 if
-        the pass does not count. Does not wait for the device if the values are already there. [n, ...]"""
+        """Selects this pass's values from the [M, ...] values of all sampled tokens held here, and returns them on the
+        pass's device; 0 if the pass does not count. Does not wait for the device if the values are already there. [n,
+        ...]"""
         values = values.to(self.tokens.device)
         return values[self.tokens] if self.counts else values.new_zeros(len(self.tokens), *values.shape[1:])
 
@@ -384,7 +391,7 @@ class Microbatch:
         return values.flatten()[self.places]
 
     def spread(self, values: Tensor) -> Tensor:
-        """Returns [n] values of the sampled tokens as [b, T], with 0 elsewhere; differentiable."""
+        """Returns [n] values of the sampled tokens as [b, T], with 0 elsewhere. Differentiable."""
         return (
             values.new_zeros(self.response_mask.numel()).index_copy(0, self.places, values).view_as(self.response_mask)
         )
@@ -447,8 +454,8 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
 
 
 def _experts_of_ids(step: StepRollouts, held: Integers, parts: "_Parts", layout: "_Layout") -> Experts:
-    """Returns the experts of the input ids of a pass; padding gets those of the first token. A prompt gets them from
-    the first response after it. No response may have its own context here."""
+    """Returns the experts of the input ids of a pass. Padding gets the experts of the first token. A shared prompt gets
+    those recorded with the first response after it. No response may have its own context here."""
     assert step.experts is not None
     ends = np.cumsum(step.held_sequence_lengths)[held]
     experts = np.repeat(step.experts[:1], layout.size, axis=0)
@@ -485,13 +492,13 @@ class _Parts:
     responses: Integers
     """Index in the pass of each part's response. [p]"""
     groups: Integers
-    """Group whose prompt is the context; -1 if the context is in the response. [p]"""
+    """Index of the group whose prompt is the context; -1 if the context is in the response. [p]"""
     begins: Integers
     """Position of the first token in the response. [p]"""
     lengths: Integers
-    """Tokens of the part, without the context. [p]"""
+    """Number of tokens of the part, without the context. [p]"""
     contexts: Integers
-    """Tokens of the context. [p]"""
+    """Number of tokens of the context. [p]"""
 
 
 def _parts(step: StepRollouts, index: Integers) -> _Parts:
@@ -511,11 +518,11 @@ class _Layout:
     """The positions of a pass's p parts in its flattened input ids."""
 
     context_owners: Integers
-    """Index of the part that directly follows each part's context. [p]"""
+    """For each part, the index of the part that directly follows its context. [p]"""
     first_tokens: Integers
     """Position of each part's first token. [p]"""
     size: int
-    """Number of input ids, padding included."""
+    """Number of input ids, including padding."""
 
 
 def _padded(parts: _Parts) -> _Layout:
@@ -525,8 +532,8 @@ def _padded(parts: _Parts) -> _Layout:
 
 
 def _packed(parts: _Parts) -> _Layout:
-    """Returns the layout of one row without padding; neighbours of one group share the prompt before the first of
-    them."""
+    """Returns the layout of one row without padding. Neighbours from one group share the prompt, which is before the
+    first of them."""
     owns_context = (np.diff(parts.groups, prepend=-1) != 0) | (parts.groups < 0)
     owners = np.maximum.accumulate(np.where(owns_context, np.arange(len(parts.lengths)), 0))
     ends = np.cumsum(parts.lengths + parts.contexts * owns_context)
@@ -534,6 +541,6 @@ def _packed(parts: _Parts) -> _Layout:
 
 
 def _families(parts: _Parts, layout: _Layout) -> Iterator[tuple[int, ...]]:
-    """Yields for each context of a packed row its length, then those of the parts after it."""
+    """Yields, for each context of a packed row, its length, then the lengths of the parts after it."""
     for owner in np.unique(layout.context_owners):
         yield int(parts.contexts[owner]), *parts.lengths[layout.context_owners == owner].tolist()

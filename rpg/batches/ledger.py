@@ -10,14 +10,14 @@ from rpg.batches.batch import Microbatch
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRows:
-    """The reference's distributions at some tokens, as far as a divergence that is summed over tokens needs them."""
+    """The reference's distributions at some tokens, in the form that a divergence summed over the vocabulary needs."""
 
     values: Tensor
     """Hidden states before the output head [n, hidden size]; or logprobs of the most likely tokens, nats [n, k]."""
     ids: Tensor | None = None
     """Ids of the most likely tokens [n, k]; None with hidden states."""
     weight: Tensor | None = None
-    """Weight of the output head that the hidden states belong to. [vocabulary, hidden size]"""
+    """Weight of the output head for these hidden states. [vocabulary, hidden size]"""
     bias: Tensor | None = None
     """Bias of that head. [vocabulary]"""
 
@@ -70,7 +70,8 @@ class TokenLedger:
         self.columns = dict(zip(self.COLUMNS, self._table, strict=True))
         """Columns by name. [M] each"""
         self.reference: ReferenceTable | None = None
-        """Distributions of the reference; None if no divergence is summed over tokens. Only in memory."""
+        """Distributions of the reference; None if no divergence is summed over the vocabulary. They are only in
+        memory."""
 
     def write(self, batch: Microbatch, **columns: Tensor) -> None:
         """Writes columns for a pass's tokens, [n] each. Ignores a pass that does not count."""
@@ -84,5 +85,6 @@ class TokenLedger:
         return batch.look_up(self.columns[column])
 
     def on_host(self) -> dict[str, Tensor]:
-        """Returns the columns as they are now, with a single copy; on a CPU they share the ledger's memory. [M] each"""
+        """Returns the current columns, with a single copy from the device. On a CPU they share the table's memory. [M]
+        each"""
         return dict(zip(self.COLUMNS, self._table.cpu(), strict=True))

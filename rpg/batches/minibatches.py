@@ -18,11 +18,11 @@ class UpdatePlan:
     """The responses of one optimizer update, and each rank's passes over its share of them."""
 
     trained: Integers
-    """Responses over which counts and denominators are taken."""
+    """Responses that counts and denominators include."""
     computed: Integers
     """Trained responses that are in a pass."""
     passes: list[list[Rows]]
-    """Forward passes of each rank, the same number on every rank."""
+    """Forward passes of each rank. All ranks have the same number of passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,21 @@ class Minibatch:
 
     passes: list[Microbatch]
     num_tokens: int
-    """Sampled tokens that are trained on, over all ranks; at least 1."""
+    """Number of sampled tokens that are trained on, over all ranks; at least 1."""
     num_sequences: int
-    """Responses that are trained on, over all ranks; at least 1."""
+    """Number of responses that are trained on, over all ranks; at least 1."""
     num_computed: int
-    """Sampled tokens in the passes of all ranks."""
+    """Number of sampled tokens in the passes of all ranks."""
     num_computed_with_context: int
-    """Computed tokens plus given tokens and prompt tokens, the prompt counted once per response even if shared."""
+    """Number of computed tokens plus given tokens and prompt tokens. A prompt counts once per response even if it is
+    shared."""
     expert_counts: Tensor | None = None
-    """Tokens of all ranks that the policy routes to each expert before the step's updates; None if the load is not
-    balanced. [layers, experts]"""
+    """Number of tokens, over all ranks, that the policy routes to each expert before the step's updates; None if the
+    load is not balanced. [layers, experts]"""
 
     @property
     def largest_pass(self) -> int:
-        """Tokens of this rank's largest pass, padding included."""
+        """Returns the number of tokens in this rank's largest pass, including padding."""
         return max((batch.input_ids.numel() for batch in self.passes), default=0)
 
 
@@ -74,8 +75,8 @@ def plan_step(
     signal: Bools | None = None,
     attention: float = 0.0,
 ) -> StepPlan:
-    """Plans minibatches in the order of the prompts, and deals each to the ranks in passes. All forwards use these
-    passes.
+    """Plans minibatches in the order of the prompts, and distributes the passes of each over the ranks. All forward
+    passes of the step use this plan.
 
     Responses that `mask_truncated` excludes are in no pass and no count.
 
@@ -123,8 +124,8 @@ def _with_signal(rollouts: StepRollouts, part: Integers, signal: Bools) -> Integ
 def _passes(
     rollouts: StepRollouts, part: list[int], training: Training, packed: bool, attention: float
 ) -> list[list[Rows]]:
-    """Returns each rank's passes. With nothing to train on there is one pass that does not count: an update needs a
-    backward.
+    """Returns each rank's passes. If there is nothing to train on, there is one pass that does not count, because an
+    update needs a backward pass.
 
     Among ranks that share their rows, the first has the passes, and the others have as many that do not count.
     """
@@ -137,7 +138,7 @@ def _passes(
 def _passes_of_groups(
     rollouts: StepRollouts, part: list[int], training: Training, size: int, packed: bool, attention: float
 ) -> list[list[Rows]]:
-    """Returns the passes of `size` ranks that share no row."""
+    """Returns the passes of `size` ranks that do not share rows."""
     if not part:
         return [[IDLE]] * size
     if not packed:

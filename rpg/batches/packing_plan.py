@@ -14,14 +14,15 @@ Integers = npt.NDArray[np.int64]
 Indices = tuple[int, ...]
 
 PROMPT_COPIES = 4
-"""Bound on a packed row: its sequences, each counted with its own prompt, total at most this many token budgets.
+"""Bound on a packed row: the sum of its sequences, each with its own copy of the prompt, is at most this many token
+budgets.
 
-In each layer every response has a copy of its prompt's keys and values, kept for the backward pass. They take 1/30
-(with grouped queries) to 1/10 of the other memory that a layer keeps per token.
+In each layer every response has a copy of its prompt's keys and values, kept for the backward pass. These copies take
+1/30 (with grouped queries) to 1/10 of the other memory that a layer keeps per token.
 """
 
 _MORE_TOKENS = 1.02
-"""Largest allowed number of tokens of even passes, relative to passes that are as full as possible."""
+"""Largest allowed number of tokens in passes of even size, relative to passes that are as full as possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class Rows:
 
     @property
     def counts(self) -> bool:
-        """Whether the pass has responses. A rank with fewer passes than another runs empty ones, since all ranks must
-        take part in each collective call."""
+        """Whether the pass has responses. A rank with fewer passes than another also runs empty ones, because all ranks
+        must take part in each collective call."""
         return bool(self.rollouts)
 
 
@@ -50,8 +51,8 @@ def plan_padded(
     attention: float = 0.0,
     rows: Integers | None = None,
 ) -> list[list[Rows]]:
-    """Plans each rank's passes over a minibatch: an equal share of the work, in passes over responses of similar
-    length.
+    """Plans each rank's passes over a minibatch. Ranks get equal shares of the work, and the responses of a pass have
+    similar lengths.
 
     Every rank gets the same number of passes: a rank with fewer of its own adds passes that do not count.
 
@@ -83,7 +84,8 @@ def plan_packed(
     max_tokens: int,
     attention: float = 0.0,
 ) -> list[list[Rows]]:
-    """Plans passes of one row, grouped by prompt: a prompt appears once for all its responses.
+    """Plans passes of one row each. Responses are grouped by prompt, so that a prompt appears once for all its
+    responses.
 
     Deals whole groups to the ranks, or single responses if the busiest rank then has less work.
 
@@ -123,7 +125,7 @@ def _work(tokens: int, attention: float, *, behind: int = 0) -> float:
 
 
 def _deal(pieces: Sequence[tuple[Indices, float]], ranks: int) -> list[list[int]]:
-    """Deals pieces, given with their work, largest first, each to the rank with the least work so far."""
+    """Distributes pieces, the largest first, each to the rank with the least work so far."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0.0] * ranks
     for piece, work in sorted(pieces, key=lambda each: (-each[1], each[0])):
@@ -144,8 +146,8 @@ def _fill_padded(lengths: Integers, rows: Integers, share: list[int], max_tokens
 
 
 def _fill_packed(lengths: Integers, responses: Integers, groups: list[Indices], max_tokens: int) -> list[Indices]:
-    """Fills passes, starting with the longest response's group to show early whether memory suffices. May divide a
-    group."""
+    """Fills passes. The group of the longest response comes first, to show early whether memory suffices. A group may
+    be divided."""
     passes: list[list[int]] = []
     tokens = with_prompts = 0
     ordered = [_longest_first(responses, members) for members in groups]
@@ -163,7 +165,7 @@ def _fill_packed(lengths: Integers, responses: Integers, groups: list[Indices], 
 
 
 def _evened(fills: Sequence[_Fill], tokens: Callable[[Indices], int], max_tokens: int) -> list[list[Rows]]:
-    """Returns each rank's passes, of similar size and as few as the busiest rank needs.
+    """Returns each rank's passes. They have similar sizes, and are as few as the busiest rank needs.
 
     A last pass of a few responses wastes a GPU: the host needs as long to launch its kernels as those of a full pass.
 
@@ -181,7 +183,8 @@ def _evened(fills: Sequence[_Fill], tokens: Callable[[Indices], int], max_tokens
 def _shortest(
     fill: _Fill, passes: list[Indices], tokens: Callable[[Indices], int], max_tokens: int, most: int
 ) -> list[Indices]:
-    """Returns at most `most` passes, by the smallest bound that a bisection to a 64th of `max_tokens` finds.
+    """Returns at most `most` passes, with the smallest bound on their size that bisection finds to within a 64th of
+    `max_tokens`.
 
     A divided group repeats its prompt: a plan with many more tokens than the full `passes` is rejected."""
     low, high = max_tokens // (most + 1), max_tokens

@@ -24,13 +24,13 @@ Value = TypeVar("Value", bound=np.generic)
 
 
 def without_contents(step: StepRollouts) -> StepRollouts:
-    """Returns the part of a share for the other ranks: length, score and group of each response. They know the
+    """Returns the part of a share that other ranks get: length, score and group of each response. They know the
     prompts."""
     return replace(keep(step, np.empty(0, dtype=np.int64)), prompts=())
 
 
 def holding(step: StepRollouts, shares: Sequence[StepRollouts]) -> StepRollouts:
-    """Returns the step with all responses that these shares hold now held here. No response is in two shares."""
+    """Returns the step with this rank holding all responses of these shares. No response is in two shares."""
     parts = [without_contents(step), *shares]
     together = replace(
         step,
@@ -73,12 +73,12 @@ def hand_over(step: StepRollouts, trainers: Integers, *, experts: bool = False) 
 
 
 def _experts_to_all(shares: Sequence[Experts | None]) -> Experts | None:
-    """Returns the experts of the tokens that all ranks have for this one."""
+    """Exchanges experts. Returns those of the tokens that the other ranks have for this rank."""
     return experts_of([decoded(each) for each in _bytes_to_all([[encoded(share)] for share in shares])])
 
 
 def _bytes_to_all(contents: Sequence[Sequence[bytes]]) -> list[bytes]:
-    """Sends each rank its contents and returns those that all ranks have for this one."""
+    """Sends each rank its contents. Returns the contents that all ranks have for this rank."""
     ends = np.cumsum(_all_to_all([np.array(list(map(len, each)), dtype=np.int64) for each in contents]))
     written = _all_to_all([np.frombuffer(b"".join(each), dtype=np.uint8) for each in contents]).tobytes()
     return [written[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -44,7 +44,7 @@ def step_advantages(
 
 
 def trained_rewards(experiment: Experiment, rollouts: StepRollouts) -> Tensor:
-    """Returns the rewards of all responses as `advantage.rewards` defines them [B], or with `advantage.credit: turn`
+    """Returns the rewards of all responses as `advantage.rewards` defines them [B] or, with `advantage.credit: turn`,
     the return from each turn on [B, turns]. A penalty on length is added unchanged.
 
     If each term is normalised, rewards of turns are a term of weight 1.
@@ -74,18 +74,19 @@ class PassLoss:
     """A pass's contribution to the loss of its update. Tensors of tokens are [b, T]."""
 
     loss: Tensor
-    """The pass's part of the update's loss, a scalar; the parts of all passes and ranks add up to that loss."""
+    """The pass's part of the update's loss, a scalar. The parts of all passes and ranks add up to that loss."""
     token_losses: Tensor
-    """Loss of each token, with correction and entropy bonus; not masked. `loss` is their aggregate."""
+    """Loss of each token, with correction and entropy bonus, not masked. `loss` is their aggregate."""
     evaluation: ObjectiveEvaluation
     """Evaluation of the objective alone."""
     correction: Tensor
     """Factor on each token's loss that corrects for the difference between sampling engine and learner."""
     mismatch: dict[str, Tensor]
-    """Distance between the two, see `mismatch_diagnostics`."""
+    """Distance between sampling engine and learner; see `mismatch_diagnostics`."""
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Returns the token values from which metrics are computed, by name: the evaluation's and the mismatch's."""
+        """Returns the values of tokens that metrics are computed from, by name: those of the evaluation and of the
+        mismatch."""
         return self.evaluation.diagnostics() | self.mismatch
 
 

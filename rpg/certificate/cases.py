@@ -1,4 +1,5 @@
-"""Enumerated worlds laid end to end, so that one call of a loss covers all of them, with their exact gradients."""
+"""Enumerated worlds with their exact gradients. They are laid end to end, so that one call of a loss covers all of
+them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,18 +20,19 @@ from specs.schema.base_objective import Direction
 SIZES = tuple((vocabulary, length) for vocabulary in (3, 4, 5) for length in (1, 2, 3, 4))
 """(Vocabulary, length) of the worlds."""
 SIZES_OF_TURNS = tuple((vocabulary, length) for vocabulary in (3, 4) for length in (3, 4, 5))
-"""(Vocabulary, length) of the worlds with several turns: shorter ones have no room for a given token."""
+"""(Vocabulary, length) of the worlds with several turns. Shorter responses have no room for a given token."""
 FAR_SIZES, FAR_SIZES_OF_TURNS = ((3, 3), (4, 2)), ((3, 4),)
-"""Sizes of the worlds in which policies lie far apart."""
+"""Sizes of the worlds in which policies are far apart."""
 CUT_SIZES = ((3, 2), (3, 3), (4, 3), (3, 4))
 """(Vocabulary, length) of the worlds in which the sampler changes within a response."""
 SPREAD, FAR_SPREAD = 0.5, 6.0
-"""Standard deviations of the nats by which policies differ. Far apart, log-ratios of tokens reach 20."""
+"""Standard deviations, in nats, of the differences between policies. In the worlds that are far apart, log-ratios of
+tokens reach 20."""
 ABSENT = -1e3
-"""Logit of a token that a world lacks: its probability is 0 in float64."""
+"""Logit of a token that a world lacks. The token's probability is then 0 in float64."""
 SEEDS = (0, 1)
 SITUATIONS = tuple((policy, reference) for policy in ("on_policy", "off_policy") for reference in ("sampler", "apart"))
-"""Pairs: whether the policy is the sampler, and whether the reference is."""
+"""Pairs: whether the policy is the sampler, and whether the reference is the sampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Case:
     sampler: Tensor
     reference: Tensor
     engine: Tensor
-    """Policy that draws the responses: the sampler, or the sampler as a separate engine computes it."""
+    """Policy that draws the responses: the sampler, or a separate engine's approximation of it."""
     situation: int
     """Index of the case's situation in SITUATIONS."""
     cut: int = 0
@@ -54,21 +56,22 @@ class Cases:
     """The cases as one batch of responses and one table of prefixes."""
 
     logprobs: Tensor
-    """Policy's logprobs, nats; 0 on padding and on given tokens, as in the next two. [responses, length], float64"""
+    """Logprobs under the policy, nats; 0 on padding and on given tokens, also in the next two fields. [responses,
+    length], float64"""
     old_logprobs: Tensor
     ref_logprobs: Tensor
     rollout_logprobs: Tensor
-    """Engine's logprobs, nats. [responses, length]"""
+    """Logprobs under the engine, nats. [responses, length]"""
     entropy: Tensor
     """Entropy of the policy before each token, nats. [responses, length]"""
     response_mask: Tensor
     """Whether each token was sampled. [responses, length], bool"""
     rewards: Tensor
-    """Reward of each response, rewards of its turns included. [responses]"""
+    """Reward of each response, including the rewards of its turns. [responses]"""
     centred: Tensor
     """Rewards minus the case's mean under the engine. [responses]"""
     earlier: Tensor
-    """Sum of rewards of the turns before that of each token. [responses, length]"""
+    """For each token, the sum of the rewards of earlier turns. [responses, length]"""
     probability: Tensor
     """Probability of each response under the case's engine. [responses]"""
     prefixes: Tensor
@@ -76,11 +79,12 @@ class Cases:
     tokens: Tensor
     """Tokens of each response. [responses, length]"""
     again: Tensor
-    """Repeated prefixes after new contexts: a response and two of its positions with the same prefix. [pairs, 3]"""
+    """Prefixes that occur again after a new context: a response, and two of its positions with the same prefix. [pairs,
+    3]"""
     policy: Tensor
     """Probabilities of the policy; 0 for tokens that a world lacks. [prefixes, vocabulary]"""
     logits: Tensor
-    """Logits of the policy; ABSENT for tokens that a world lacks, as in the next. [prefixes, vocabulary]"""
+    """Logits of the policy; ABSENT for tokens that a world lacks, also in the next field. [prefixes, vocabulary]"""
     ref_logits: Tensor
     """Logits of the reference. [prefixes, vocabulary]"""
     case_of_prefix: Tensor
@@ -95,7 +99,8 @@ class Cases:
     """(truth, level) -> exact gradient. [prefixes, vocabulary]"""
 
     def gradients(self, slopes: Tensor, of_logits: Tensor | None = None) -> Tensor:
-        """Returns the gradient of each token's loss by the logits before it. [responses, length, vocabulary]
+        """Returns the gradient of each token's loss with respect to the logits that predict it. [responses, length,
+        vocabulary]
 
         Args:
             slopes: derivatives of the responses' losses by the logprobs. [responses, length]
@@ -108,7 +113,7 @@ class Cases:
         return torch.where(self.response_mask[..., None], gradient, 0.0)
 
     def expected(self, gradients: Tensor) -> Tensor:
-        """Returns minus the expected gradient of a loss, see `gradients`. [prefixes, vocabulary]"""
+        """Returns minus the expected gradient of a loss; see `gradients`. [prefixes, vocabulary]"""
         weighted = -self.probability[:, None, None] * gradients
         return torch.zeros_like(self.policy).index_add(0, self.prefixes.flatten(), weighted.flatten(0, 1))
 
@@ -126,13 +131,13 @@ class Cases:
         return self._by_case((one * other).sum(-1), self.case_of_prefix)
 
     def relative_error(self, gradient: Tensor, exact: Tensor) -> Tensor:
-        """Returns the norm of the difference over the norm of the exact gradient, or undivided if that is 0. [cases]"""
+        """Returns the norm of the difference, divided by the norm of the exact gradient unless that is 0. [cases]"""
         size = self.inner(exact, exact).sqrt()
         difference = self.inner(gradient - exact, gradient - exact).sqrt()
         return difference / torch.where(size > 1e-12, size, 1.0)
 
     def cosine(self, gradient: Tensor, exact: Tensor) -> Tensor:
-        """Returns the cosine of the angle between two gradients; 1 if both are 0, 0 if one is. [cases]"""
+        """Returns the cosine of the angle between two gradients: 1 if both are 0, and 0 if only one is 0. [cases]"""
         sizes = (self.inner(gradient, gradient) * self.inner(exact, exact)).sqrt()
         both = (self.inner(gradient, gradient) < 1e-24) & (self.inner(exact, exact) < 1e-24)
         inner = self.inner(gradient, exact) / torch.where(sizes > 1e-24, sizes, 1.0)
@@ -147,7 +152,7 @@ class Cases:
         return replace(self, probability=probability, centred=self.rewards - mean[self.case_of_response])
 
     def mean_length(self) -> float:
-        """Returns the expected tokens of a response, mean over the cases."""
+        """Returns the expected number of tokens of a response, as the mean over the cases."""
         return self._by_case(self.probability * self.response_mask.sum(-1), self.case_of_response).mean().item()
 
     def _by_case(self, values: Tensor, case: Tensor) -> Tensor:
@@ -178,8 +183,8 @@ def draw_cases(*, turns: bool, engine: bool = False, far: bool = False) -> Itera
 
 
 def draw_cut_cases() -> Iterator[Case]:
-    """Yields cases in which a response's first tokens are drawn by an older sampler than its others: for every seed,
-    situation and position of the change. In the first situations the policy is the newer sampler."""
+    """Yields cases in which an older sampler draws a response's first tokens: one for every seed, situation and
+    position of the change. In the first situations the policy is the newer sampler."""
     for seed in SEEDS:
         for vocabulary, length in CUT_SIZES:
             generator = torch.Generator().manual_seed(1000 * seed + 10 * vocabulary + length)
@@ -253,7 +258,8 @@ def entropies(table: Tensor) -> Tensor:
 
 
 def exact_gradients(case: Case) -> dict[tuple[str, str], Tensor]:
-    """Returns (truth, level) -> gradient of the expected reward, or of a divergence, by the policy's table."""
+    """Returns (truth, level) -> gradient of the expected reward, or of a divergence, with respect to the policy's
+    table."""
     table = case.policy.clone().requires_grad_()
 
     def total(level: str, direction: Direction, kl_coef: float) -> Tensor:

@@ -11,13 +11,14 @@ from specs.schema.objective import Divergence, FormulaObjective, Objective, Publ
 ESTIMATORS = ("reinforce", "differentiable")
 LEVELS = ("token", "to_go", "sequence")
 SUMMED = tuple(divergence for divergence in get_args(Divergence) if divergence != "none")
-"""Divergences that may be summed over tokens."""
+"""Divergences that may be summed over the vocabulary."""
 SAMPLED = tuple(divergence for divergence in get_args(Divergence) if divergence != "jensen_shannon")
-"""Divergences, or none, that the sampled token estimates."""
+"""Divergences that are estimated from the sampled token, and none."""
 
 
 def certified_objectives() -> dict[str, list[Objective]]:
-    """Returns heading -> objectives: the catalogue, and RPG with its divergence summed over several tokens."""
+    """Returns heading -> objectives: the catalogue, and RPG with a divergence that is summed over the vocabulary or its
+    likeliest tokens."""
     sums = {
         "RPG, kl full: summed over the vocabulary": summed("full"),
         "RPG, kl top_k: summed over the reference's likeliest tokens": summed("top_k"),
@@ -26,7 +27,7 @@ def certified_objectives() -> dict[str, list[Objective]]:
 
 
 def catalogue() -> dict[str, list[Objective]]:
-    """Returns heading -> objectives that read only values of the sampled tokens."""
+    """Returns heading -> objectives that need only values of the sampled tokens."""
     rivals = [kind for kind in members(Objective) if issubclass(kind, PublishedObjective)]
     return {
         "RPG without a clip": regularized({"type": "none"}),
@@ -59,7 +60,8 @@ def catalogue() -> dict[str, list[Objective]]:
 
 
 def alike(objective: Objective) -> list[tuple[str, Objective]]:
-    """Returns (name, built-in objective) for those that claim the same as a formula, with the defaults of their kind.
+    """Returns (name, objective) for the built-in objectives, with their default settings, that claim the same as a
+    formula.
 
     They have the same direction, of tokens or of whole responses, or no divergence if the formula names none."""
     asked = (objective.claims_divergence, objective.claims_divergence and objective.claim_divergence)
@@ -94,7 +96,7 @@ def regularized(
 
 
 def summed(kl: str) -> list[Objective]:
-    """Returns RPG objectives without a clip whose divergence is summed over tokens."""
+    """Returns RPG objectives without a clip whose divergence is summed over the vocabulary."""
     return regularized({"type": "none"}, divergences=SUMMED, levels=("token", "to_go"), kl=kl)
 
 
@@ -105,8 +107,8 @@ def objective(values: dict[str, Any]) -> Objective:
 
 
 def label(objective: Objective) -> str:
-    """Returns a short label of an objective, without its heading and defaults. "k3 reward" means subtracted from the
-    reward."""
+    """Returns a short label of an objective, without its heading and defaults. "k3 reward" means that the k3 estimate
+    is subtracted from the reward."""
     if isinstance(objective, RegularizedObjective):
         kl = "" if objective.kl == "sampled" else f" kl {objective.kl}"
         return f"{objective.divergence} {objective.estimator} {objective.level}{kl}"

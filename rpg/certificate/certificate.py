@@ -1,4 +1,5 @@
-"""Certificates: how far an objective's expected gradient is from the exact gradient of its claimed objective."""
+"""Certificates: how much an objective's expected gradient differs from the exact gradient of the function that it
+claims to optimise."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -21,8 +22,8 @@ Turns = Literal["one", "outcome", "turn"]
 TOLERANCE = 1e-10
 """Largest allowed relative error, in float64, of a gradient that is claimed to be exact."""
 TOP_K = 2
-"""Likeliest tokens of the reference that `kl: top_k` sums over at most, so that some of the enumerated tokens are left
-out."""
+"""Largest number of the reference's likeliest tokens that `kl: top_k` sums over here, so that some enumerated tokens
+are left out."""
 TITLES: Mapping[Direction, str] = {
     "reverse": "reverse KL",
     "forward": "forward KL",
@@ -43,41 +44,41 @@ NAMED = {
 
 @dataclass(frozen=True, slots=True)
 class GradientFinding:
-    """The gradient in one situation: error and cosine of the worst case, and mean variance of the cases."""
+    """The gradient in one situation: error and cosine in the worst case, and the mean variance over the cases."""
 
     policy: str
-    """on_policy: the policy is the sampler; off_policy: it is not."""
+    """on_policy: the policy is the sampler. off_policy: it is not."""
     reference: str
-    """sampler: the reference is the sampler; apart: a third policy."""
+    """sampler: the reference is the sampler. apart: it is a third policy."""
     error: float
-    """Relative error of the expected gradient against that of the claimed objective."""
+    """Relative error of the expected gradient, compared with that of the claimed function."""
     cosine: float
-    """Cosine of the angle between the expected gradient and that of the claimed objective."""
+    """Cosine of the angle between the expected gradient and that of the claimed function."""
     variance: float
     """Trace of the covariance of the gradient from one response; reward units squared."""
     divergence_error: dict[str, float]
-    """Relative error of the divergence's part alone, against the named divergence of each token and of the whole
+    """Relative error of the divergence's part alone, compared with the named divergence of each token and of the whole
     response."""
     divergence_gradient_of: str
-    """Function whose gradient is the divergence's part; empty if it is no candidate, or without a divergence."""
+    """Function whose gradient is the divergence's part; empty if no candidate matches, or without a divergence."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialFinding:
-    """The gradient if a newer policy continues what an older one began (`rollout.partial`), in the worst case in
-    which the policy in training is the newer one."""
+    """The gradient if a newer policy continues responses that an older one began (`rollout.partial`), in the worst case
+    with the newer policy in training."""
 
     error: float
-    """Relative error of the expected gradient over all responses, with the sampler of each token as its old policy."""
+    """Relative error of the expected gradient over all responses. The old policy of each token is its sampler."""
     short_error: float
-    """Relative error of the expected gradient over those responses alone that end before the change, which steps take
-    first."""
+    """Relative error of the expected gradient over only those responses that end before the change. Steps train on
+    these first."""
     short_cosine: float
-    """Cosine of the angle between that gradient and that of the claimed objective."""
+    """Cosine of the angle between this gradient and that of the claimed function."""
     mean_length: float
     """Mean number of tokens of a response."""
     short_length: float
-    """Mean number of tokens of those that end before the change."""
+    """Mean number of tokens of the responses that end before the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,26 +91,26 @@ class Certificate:
     claim: str
     """When the expected gradient is claimed to be exact: always, on_policy or never."""
     claimed: str
-    """The claimed objective, with whose gradient it is compared."""
+    """The claimed function, with whose gradient the objective's is compared."""
     holds: bool
     """Whether the claim is true within the tolerance in every enumerated case."""
     tolerance: float
     num_cases: int
     turns: Turns
     """one: a response is a single turn. outcome, turn: a response has several turns, each with a reward, and given
-    tokens between them; `Advantage.credit` says which rewards a turn is credited with."""
+    tokens between them. `Advantage.credit` says which rewards count for a turn."""
     length_cosine: float
-    """Effect of the aggregation on the on-policy gradient: the smallest cosine to the exact one if it divides by each
-    response's own length (sequence_mean); 1 for the others, which only scale it."""
+    """Effect of the aggregation on the on-policy gradient: for sequence_mean, which divides by each response's own
+    length, the smallest cosine to the exact gradient. 1 for the other aggregations, which only scale it."""
     findings: tuple[GradientFinding, ...]
     not_covered: dict[str, Any] = field(default_factory=dict)
-    """Keys of the spec that may make its gradient differ from the certified one -> their values. Empty if there are
-    none, or if the certificate covers an objective alone."""
+    """Keys of the spec, with their values, that may make the run's gradient differ from the certified one. Empty if
+    there are no such keys, or if the certificate covers an objective alone."""
     partial: PartialFinding | None = None
-    """Finding for responses of several policies; None without `rollout.partial`."""
+    """Finding for responses that several policies sampled; None without `rollout.partial`."""
     closed_loops: dict[str, float] = field(default_factory=dict)
-    """Keys of the spec that a closed loop moves -> the start, at which the objective is enumerated. Empty if there are
-    none, or if the certificate covers an objective alone."""
+    """Keys of the spec that a closed loop changes -> the start value, with which the objective is enumerated. Empty if
+    there are no such keys, or if the certificate covers an objective alone."""
 
     def as_json(self) -> dict[str, Any]:
         """Returns the certificate as plain data."""
@@ -121,7 +122,7 @@ class Certificate:
 
 
 def certify(objective: Objective, turns: Turns = "one") -> Certificate:
-    """Enumerates every response of small autoregressive policies and compares gradients; no sampling, float64.
+    """Enumerates every response of small autoregressive policies and compares gradients, without sampling, in float64.
 
     The loss is the sum of a response's token losses, as with `aggregation: sequence_sum`; the advantage is the reward
     minus its mean. The certificate does not cover the effect of scaling the advantages.
@@ -173,20 +174,20 @@ def _gradients(
 
 
 def _few_likeliest(objective: Objective) -> Objective:
-    """Returns the objective with at most TOP_K likeliest tokens to sum over."""
+    """Returns the objective with its sum limited to the TOP_K likeliest tokens."""
     if not isinstance(objective, RegularizedObjective) or objective.kl != "top_k":
         return objective
     return objective.model_copy(update={"kl_top_k": min(TOP_K, objective.kl_top_k)})
 
 
 def _errors(cases: Cases, gradients: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
-    """Returns the largest relative error in each situation. A NaN counts as the largest."""
+    """Returns the largest relative error in each situation. NaN counts as the largest."""
     errors = torch.stack([cases.relative_error(*pair) for pair in gradients]).amax(0)
     return [errors[cases.situation == index].max().item() for index in range(len(SITUATIONS))]
 
 
 def _exact(objective: Objective, cases: Cases, divergence: Direction | Literal[""]) -> Tensor:
-    """Returns the gradient that the objective claims. [prefixes, vocabulary]"""
+    """Returns the gradient of the function that the objective claims to optimise. [prefixes, vocabulary]"""
     exact = cases.exact["reward", objective.claim_level]
     return exact - objective.claimed_kl_coef * cases.exact[divergence, objective.claim_level] if divergence else exact
 
@@ -219,8 +220,8 @@ def certify_experiment(experiment: Experiment) -> dict[int, Certificate]:
 
 
 def _with_partial(certificate: Certificate, objective: Objective) -> Certificate:
-    """Returns the certificate with its finding for a sampler that changes within a response. A claim to be exact always
-    covers that too."""
+    """Returns the certificate with the finding for a sampler that changes within a response. A claim of `always` covers
+    this too."""
     cases, objective = _cases(is_cut=True), _few_likeliest(objective)
     short = cases.short()
     divergence = objective.claim_divergence if objective.claims_divergence else ""
@@ -257,8 +258,8 @@ def _cases(*, several_turns: bool = False, engine: bool = False, far: bool = Fal
 
 
 def token_gradients(objective: Objective, cases: Cases, turns: Turns = "one") -> Tensor:
-    """Returns the gradient of each response's loss by the logits before each of its tokens. [responses, length,
-    vocabulary]"""
+    """Returns the gradient of each response's loss with respect to the logits that predict each token. [responses,
+    length, vocabulary]"""
     logprobs = cases.logprobs.clone().requires_grad_()
     distributions: dict[str, Any] = {}
     if objective.summed_over != "sampled":
@@ -285,7 +286,7 @@ def token_gradients(objective: Objective, cases: Cases, turns: Turns = "one") ->
 
 
 def _advantages(objective: Objective, cases: Cases, turns: Turns) -> Tensor:
-    """Returns the centred reward. [responses, length]
+    """Returns the centred reward as every token's advantage. [responses, length]
 
     If a turn is credited with its return, the reward counts from the token's turn on. If the objective subtracts the
     divergence from the reward, it is subtracted here."""
@@ -303,7 +304,8 @@ def _advantages(objective: Objective, cases: Cases, turns: Turns) -> Tensor:
 
 
 def weight_curves(objective: Objective) -> dict[str, list[tuple[float, float]]]:
-    """Returns points (ratio, weight) of a token's weight as a function of its ratio, for advantages of 1 and -1.
+    """Returns points (ratio, weight) of the curve of a token's gradient weight over its ratio, for advantages of 1 and
+    -1.
 
     The reference is the sampler, which gives the token a probability of 0.5; it is the only token of its response. A
     divergence that is summed over tokens has no part in the weight.
@@ -336,7 +338,7 @@ def _finding(
     penalty: Tensor | None,
     divergence: Direction | Literal[""],
 ) -> GradientFinding:
-    """Returns the finding of a situation. `gradients`: expected and exact ones, for each tested weight of the
+    """Returns the finding in a situation. `gradients`: expected and exact gradients, for each tested weight of the
     divergence."""
     here = cases.situation == situation
     errors, gradient_of = {}, ""

@@ -18,8 +18,8 @@ reference.source reference.path reference.revision reference.update.every_steps 
 reference.update.kl_above reference.update.kl_window reference.update.ema_decay reference.update.after_steps
 reference.update.plateau
 """
-"""Keys of the loss, of the credit of a turn, and of the distance between policy, sampler and reference, also of a
-sampler that changes within a response."""
+"""Keys whose effect is enumerated: those of the loss, of a turn's credit, of the distance between policy, sampler and
+reference, and of a sampler that changes within a response."""
 _FOR_ANY_VALUE = """
 model.source model.path model.revision model.model_type model.config model.tokenizer.type model.tokenizer.vocab_size
 model.seed warm_up.steps warm_up.until_loss warm_up.batch_size warm_up.learning_rate warm_up.warmup_fraction
@@ -29,24 +29,25 @@ data.prompt.chat_template data.deduplicate
 data.overlap data.max_prompt_length reward
 rollout.temperature rollout.stop rollout.max_response_length
 """
-"""Keys of the policy, its problems, its reward, and the end of a response: the gradient is certified for any value."""
+"""Keys of the policy, its problems, its reward, and the end of a response. The certificate holds for any value of
+these."""
 _AFTER_THE_GRADIENT = """
 training.steps training.prompts_per_step training.group_size training.skip_zero_advantage training.on_not_finite
 training.guards training.export_every_steps training.optimizer.learning_rate training.optimizer.betas
 training.optimizer.epsilon training.optimizer.weight_decay training.optimizer.max_grad_norm
 training.schedule.type training.schedule.warmup_updates reference.update.reset_optimizer
 """
-"""Keys that set the number of gradients and how the optimizer uses them."""
+"""Keys that set how many gradients are computed and how the optimizer uses them."""
 _NOT_OF_TRAINING = "name question seeds matrix data.evaluation evaluation launcher resources stages"
 _WITH_ANOTHER = """
 rollout.correction.bound rollout.correction.low rollout.correction.high rollout.correction.over
 rollout.correction.measure
 """
-"""Keys without effect unless a listed key has one."""
+"""Keys that have an effect only if another listed key has one."""
 
 _TABLES = (_ENUMERATED, _FOR_ANY_VALUE, _AFTER_THE_GRADIENT, _NOT_OF_TRAINING, _WITH_ANOTHER)
 COVERED = frozenset(" ".join(_TABLES).split())
-"""Keys and sections that a certificate covers, or that change no gradient."""
+"""Keys and sections that a certificate covers, or that do not change the gradient."""
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "objective.aggregation": ("token_mean", "sequence_sum", "fixed_length"),  # the other aggregation: see length_cosine
     "advantage.scale": ("none",),
@@ -69,7 +70,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "training.precision": ("float32",),
     "training.gradient_reduction": ("auto", "float32"),
 }
-"""Key that no certificate covers -> values that leave the gradient unchanged."""
+"""Keys that no certificate covers -> values that leave the gradient unchanged."""
 
 
 def not_covered(experiment: Experiment) -> dict[str, Any]:
@@ -101,5 +102,5 @@ def _listed(section: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]
 
 
 def _given(value: Any) -> Any:
-    """Returns a key's value, without the fields that a closed loop leaves out."""
+    """Returns a key's value, without fields that a closed loop omits."""
     return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value

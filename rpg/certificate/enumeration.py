@@ -30,9 +30,9 @@ class World:
     response_mask: Tensor
     """Whether the policy sampled each token. [responses, length], bool"""
     rewards: Tensor
-    """Reward of each response, rewards of its turns included. [responses], float64"""
+    """Reward of each response, including the rewards of its turns. [responses], float64"""
     earlier: Tensor
-    """Sum of rewards of the turns before that of each token. [responses, length], float64"""
+    """For each token, the sum of the rewards of earlier turns. [responses, length], float64"""
     chance: Tensor
     """Probability of the given tokens, conditional on the sampled ones; 1 without given tokens. [responses], float64"""
     num_prefixes: int
@@ -82,7 +82,7 @@ class _Response:
 
 
 def enumerate_world(vocabulary: int, length: int, generator: torch.Generator, *, turns: bool = False) -> World:
-    """Returns all responses: those that end with token 0 within the length, and those cut at it.
+    """Returns all responses: those that end with token 0 within the length, and those that are cut at the length.
 
     Rewards are standard normal.
 
@@ -109,7 +109,7 @@ def enumerate_world(vocabulary: int, length: int, generator: torch.Generator, *,
 
 
 def _grown(response: _Response, vocabulary: int, length: int, given: torch.Generator | None) -> Iterator[_Response]:
-    """Yields all whole responses that continue a partial one; without given tokens, the shortest come first."""
+    """Yields all whole responses that continue a partial one. Without given tokens, the shortest come first."""
     waiting = [response]
     cut: list[_Response] = []
     while waiting:

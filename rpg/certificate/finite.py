@@ -19,7 +19,7 @@ _LOG_RATIOS = (-EXTREME, -1.0, 0.0, 1.0, EXTREME)
 
 
 def refused(objective: Objective) -> Issue | None:
-    """Returns why a formula cannot be trained at some point of its schedules; the issue's path leads into the spec."""
+    """Returns an issue, with a path in the spec, if a formula cannot be trained at some point of its schedules."""
     if not isinstance(objective, (FormulaObjective, PackagedObjective)):
         return None
     steps = {1}.union(*(schedule.phases() for _, schedule in schedules_in(objective)))
@@ -62,8 +62,7 @@ def not_finite(objective: FormulaObjective | PackagedObjective) -> Issue | None:
 
 
 def _placed(issue: Issue, objective: FormulaObjective, batch: TokenBatch) -> Issue:
-    """Returns the issue, located at the formula's first operation with a result that is not finite, else at the
-    formula."""
+    """Returns the issue, located at the formula's first operation whose result is not finite, else at the formula."""
     text = objective.weight or objective.loss
     compiled = program(objective)
     with torch.no_grad():
@@ -78,7 +77,8 @@ def _placed(issue: Issue, objective: FormulaObjective, batch: TokenBatch) -> Iss
 
 
 def _cases(length: int) -> TokenBatch:
-    """Returns each combination as a response of `length` equal tokens, whose log-ratios add up to the combination's."""
+    """Returns a response for each combination. Its `length` tokens are equal, and their log-ratios add up to those of
+    the combination."""
     signs, entropies, margins = (-1.0, 0.0, 1.0), (0.0, 0.5), (0.0, 0.1)
     grid = itertools.product(signs, _LOG_RATIOS, _LOG_RATIOS, _LOG_RATIOS, entropies, signs, margins)
     columns = torch.tensor(list(grid), dtype=torch.float64).unbind(-1)
@@ -104,7 +104,7 @@ def _cases(length: int) -> TokenBatch:
 
 
 def _described(batch: TokenBatch, row: int) -> str:
-    """Returns a description of the case, without values that formulas rarely read."""
+    """Returns a description of the case, without values that formulas rarely use."""
     log_w = (batch.logprobs - batch.old_logprobs)[row].sum().item()
     log_r = (batch.logprobs - batch.ref_logprobs)[row].sum().item()
     return f"A = {batch.advantages[row, 0].item():g}, log(w) = {log_w:.3g}, log(r) = {log_r:.3g}"

@@ -1,4 +1,4 @@
-"""Presents a recorded certificate to its reader: what it means for a run, with divergences named as in the spec."""
+"""Describes a recorded certificate for people: its meaning for a run, with divergences named as in the spec."""
 
 import json
 from collections.abc import Mapping
@@ -43,7 +43,8 @@ def is_unnormalized(objective: Mapping[str, Any]) -> bool:
 
 
 def of_unnormalized(text: str) -> str:
-    """Returns a text about a normalized divergence with the name of the unnormalized one instead."""
+    """Returns a text about a normalized divergence, with the divergence's name replaced by that of the unnormalized
+    one."""
     return text.replace("reverse KL", "unnormalized reverse KL").replace("forward KL", "unnormalized forward KL")
 
 
@@ -80,7 +81,7 @@ def in_a_line(certificate: Mapping[str, Any]) -> str:
 
 
 def listed(values: Mapping[str, Any]) -> str:
-    """Returns keys of a spec with their values in one line; empty without keys.
+    """Returns keys of a spec with their values on one line; empty without keys.
 
     Example:
         >>> listed({"rollout.top_p": 0.9, "data.order": {"type": "difficulty"}})
@@ -122,7 +123,7 @@ def _meaning(certificate: Mapping[str, Any], updates: int, max_staleness: int) -
 
 
 def of_partial(partial: Mapping[str, float], tolerance: float) -> str:
-    """Returns what `rollout.partial` does to the gradient.
+    """Describes the effect of `rollout.partial` on the gradient.
 
     Example:
         >>> lengths = {"mean_length": 2.5, "short_length": 1.3}

@@ -28,8 +28,8 @@ class Checkpoints:
     """The checkpoints of a run. All ranks make the same calls; rank 0 publishes, verifies and deletes."""
 
     def __init__(self, directory: Path, retention: Retention, fence: Fence) -> None:
-        """Opens a run's checkpoints. `fence`: the run's fence; a trainer that lost the run publishes and deletes
-        nothing."""
+        """Opens a run's checkpoints. `fence`: the run's fence, which keeps a trainer that lost the run from publishing
+        and deleting."""
         self._directory = directory
         self._retention = retention
         self._fence = fence
@@ -42,7 +42,8 @@ class Checkpoints:
         return self._directory / f"step-{step:06}"
 
     def write(self, step: int, copy: StateCopy, metrics: Mapping[str, float] | None = None) -> None:
-        """Starts to write and publish a copy of the state. Waits only for an earlier copy that is still being written.
+        """Starts to write and publish a copy of the state in the background. Waits only for an earlier copy that is
+        still being written.
 
         Call it once the rows of that step are on disk, so that no checkpoint is ahead of the records.
 
@@ -61,7 +62,8 @@ class Checkpoints:
         self._writing = _Background(lambda: self._write(step, copy, dict(metrics or {})))
 
     def rate(self, rated: Mapping[int, Mapping[str, float]]) -> None:
-        """Sets metrics of steps in addition to those saved with their checkpoints; `Retention` may choose by them.
+        """Sets further metrics of steps, in addition to those saved with their checkpoints. `Retention` may choose by
+        them.
 
         Args:
             rated: step -> metric -> value. Only rank 0's argument is used.
@@ -87,12 +89,13 @@ class Checkpoints:
                 raise writing.error or DiskError("another rank could not write its part of the checkpoint")
 
     def close(self) -> None:
-        """Waits until this rank has written its part, and ignores errors: for use during exit after another failure."""
+        """Waits until this rank has written its part, and ignores errors. For use when exiting after another
+        failure."""
         if self._writing:
             self._writing.join()
 
     def latest(self, *, up_to: int = sys.maxsize) -> int:
-        """Returns on all ranks the step of the newest checkpoint that agrees with its manifest, or 0 if none does.
+        """Returns, on all ranks, the step of the newest checkpoint that agrees with its manifest, or 0 if none does.
 
         Damaged ones are renamed, so that retention does not count them. Call it while no checkpoint is being written.
 
@@ -149,7 +152,7 @@ class Checkpoints:
                 self._publish(step)
 
     def _superseded(self, checkpoint: Path, step: int) -> str:
-        """Returns why a whole checkpoint does not count; empty if it counts.
+        """Returns why an undamaged checkpoint does not count; empty if it counts.
 
         As with rows, a file system that was unreachable may publish it after another trainer took over the run at an
         earlier step.
@@ -162,7 +165,7 @@ class Checkpoints:
         return "it is of a trainer from which the run was taken over" if lease and went_back else ""
 
     def _publish(self, step: int) -> None:
-        """Gives the written directory its name and deletes the checkpoints that are not kept."""
+        """Gives the written directory its final name, and deletes the checkpoints that are not kept."""
         final = self.path(step)
         self._fence.check()
         if final.exists():

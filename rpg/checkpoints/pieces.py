@@ -1,4 +1,4 @@
-"""Writes and reads a checkpoint in pieces: a rank writes the parts of tensors that it has, and reads those that it
+"""Writes and reads checkpoints in pieces: each rank writes the parts of tensors that it has, and reads those that it
 needs.
 
 A piece is a contiguous range of a flattened tensor, stored under the tensor's name. The reading ranks may be more or
@@ -47,7 +47,7 @@ class Piece:
     name: str
     """Name of the whole tensor; the same on every rank."""
     start: int
-    """Index of its first element in the flattened tensor."""
+    """Index of the piece's first element in the flattened tensor."""
     values: Tensor
     """A view into the tensor, [n]; n may be 0."""
 
@@ -160,7 +160,7 @@ def _on_host(values: Tensor) -> Tensor:
 
 
 def copy_in_strips(source: Tensor, target: Tensor, staging: Sequence[Tensor]) -> None:
-    """Copies [n] from a device to the host through page-locked memory, in strips.
+    """Copies a tensor [n] from a device to the host in strips, through page-locked memory.
 
     While a strip arrives, all threads copy the strip before it to its target. A direct copy to pageable memory would
     use one thread, which waits for every new page.
@@ -188,7 +188,7 @@ def _copy_on(arrived: Tensor, into: Tensor, when: "torch.cuda.Event | None") -> 
 
 
 def _write(path: Path, blocks: Iterable[memoryview]) -> dict[str, Any]:
-    """Writes a file, computes its digest on the way, and waits until it is durable."""
+    """Writes a file, computes its digest while writing, and waits until the file is durable."""
     digest = hashlib.sha256()
     with path.open("wb", buffering=0) as file:
         for block in blocks:
@@ -208,6 +208,6 @@ def _parts(block: memoryview, size: int = 2**22) -> Iterator[memoryview]:
 
 
 def _write_all(file: io.FileIO, part: memoryview) -> None:
-    """Writes the whole part: one raw write may write less."""
+    """Writes the whole part, because a single raw write may write less."""
     while part:
         part = part[file.write(part) :]

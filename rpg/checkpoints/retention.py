@@ -14,7 +14,7 @@ class Retention:
     last: int
     """Number of newest checkpoints to keep, at least 1."""
     every: int = 0
-    """Interval in steps: checkpoints at its multiples are kept. 0 keeps none for this reason."""
+    """Interval in steps. Checkpoints at its multiples are kept. 0 keeps none for this reason."""
     best: str = ""
     """Name of the metric that selects the best checkpoint. Empty keeps none for this reason."""
     mode: Literal["max", "min"] = "max"
@@ -63,7 +63,7 @@ class Means:
         self._steps.append(metrics)
 
     def take(self) -> dict[str, float]:
-        """Returns the mean of each metric that all these steps have, and resets the sums."""
+        """Returns the mean of each metric that all these steps have, and starts new sums."""
         steps, self._steps = self._steps, []
         names = set.intersection(*(set(metrics) for metrics in steps)) if steps else set()
         return {name: sum(metrics[name] for metrics in steps) / len(steps) for name in sorted(names)}

@@ -8,9 +8,10 @@ from specs.schema.base import Spec
 from specs.schema.schedule import ClosedLoop, Place, loops_in
 
 MOST_ERROR = 0.2
-"""Largest relative error that counts in a step: it limits the rate of a loop to `gain` times this."""
+"""Largest relative error that counts in a step. It limits a loop's change per step to `gain` times this."""
 LOWERED_BY_MORE = ("entropy",)
-"""Metrics that rise with the loop's value. Such a loop raises its value while the metric is below the target."""
+"""Metrics that rise with the loop's value. A loop on such a metric raises its value while the metric is below the
+target."""
 
 
 def next_value(value: float, measured: float, loop: ClosedLoop) -> float:
@@ -38,8 +39,8 @@ def next_value(value: float, measured: float, loop: ClosedLoop) -> float:
 
 
 class ClosedLoops:
-    """The closed loops of a spec, with their values at the current step. Every rank has the same, from the same
-    metrics."""
+    """The closed loops of a spec, with their values at the current step. All ranks have the same values, because they
+    see the same metrics."""
 
     def __init__(self, spec: Spec) -> None:
         self._loops = dict(loops_in(spec))

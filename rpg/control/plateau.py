@@ -14,7 +14,7 @@ class SetScores:
     scores: list[float]
     """Mean score of each problem, in the set's order."""
     clusters: Sequence[str] | None = None
-    """Cluster of each problem; None if each is one by itself."""
+    """Cluster of each problem; None if each problem is its own cluster."""
 
 
 @dataclass
@@ -28,11 +28,11 @@ class Plateau:
     """Level of the interval of a gain."""
     count: int = 0
     best: dict[str, list[float]] = field(default_factory=dict)
-    """Best scores so far on each set. Scores are better if their gain is above 0 by more than the interval of the
-    difference, paired by problem."""
+    """Best scores so far on each set. New scores are better if the interval of their gain, paired by problem, is above
+    0."""
 
     def reached(self, measured: Mapping[str, SetScores]) -> bool:
-        """Counts an evaluation. Returns whether it makes a plateau; the count then starts over."""
+        """Counts an evaluation. Returns whether it completes a plateau, after which the count starts again."""
         if not self.evaluations or not measured:
             return False
         first = not self.best

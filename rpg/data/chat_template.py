@@ -11,20 +11,20 @@ from specs.machine.foreign.limited import LimitError, in_limited_process, limite
 from specs.schema.data import ChatPrompt, TemplatePrompt
 
 MOST_SECONDS = 10.0
-"""Time limit of one conversation: a thousand times the time of published templates."""
+"""Time limit in seconds for one conversation, a thousand times what published templates take."""
 _MOST_SECONDS_OF_ALL, _MORE_SECONDS_EACH = 60.0, 0.02
-"""Time limit of all conversations: a fixed part, and a part for each. A published template takes 0.1 to 2 ms for
-each."""
+"""Time limit in seconds for all conversations: a fixed part, and a part per conversation. A published template takes
+0.1 to 2 ms per conversation."""
 _MOST_MEMORY = 2 << 30
-"""Most bytes of memory that rendering may take."""
+"""Largest number of bytes of memory that rendering may take."""
 
 
 _CLOCK = "RPG_TEMPLATE_CLOCK"
-"""Environment variable with the time that templates read, ISO; applies to this process and those that it starts."""
+"""Environment variable with the time (ISO 8601) that templates read, in this process and those that it starts."""
 
 
 def stop_clock(data_dir: Path) -> None:
-    """Makes templates read the time at which the data was staged, here and in processes that this one starts.
+    """Makes templates read the time at which the data was staged, in this process and those that it starts.
 
     Some templates write today's date into each prompt. A run that is resumed or repeated on another day keeps the
     prompts with which it began.
@@ -47,7 +47,7 @@ class TemplateError(Exception):
 
 
 def choose_template(tokenizer: Any, prompt: TemplatePrompt | ChatPrompt) -> None:
-    """Gives a tokenizer of transformers the spec's own chat template, if the spec has one."""
+    """Sets the spec's own chat template, if it has one, on a transformers tokenizer."""
     if isinstance(prompt, ChatPrompt) and prompt.chat_template:
         tokenizer.chat_template = prompt.chat_template
 

@@ -1,4 +1,4 @@
-"""Turns a row of a table into a problem: the DAPO and verl schema, or plain columns."""
+"""Converts a row of a table into a problem: in the schema of DAPO and verl, or with plain columns."""
 
 import math
 import os
@@ -23,7 +23,7 @@ class Columns(Spec):
     answer: str = "reward_model.ground_truth"
     """Column of the gold answer."""
     answer_list: bool = addition(False)
-    """Whether the answer's column holds a list of texts, which are joined by commas into one answer."""
+    """Whether the answer's column has a list of texts, which commas join into one answer."""
     data_source: str = ""
     """Column that names the problem's origin. Empty uses the set's own name."""
     user: str = addition("")
@@ -84,7 +84,7 @@ class TableSource(Source):
         )
 
     def _tests(self, row: dict[str, Any], where: str) -> dict[str, Any]:
-        """Returns the parts of the row that the scorer of programs needs; empty without `tests`."""
+        """Returns the parts of the row that the scorer for programs needs; empty without `tests`."""
         if self.tests == "none":
             return {}
         try:
@@ -138,7 +138,7 @@ def _remarks(value: Any, column: str, where: str) -> list[str]:
         return value
     raise SpecError(
         Issue(
-            f"{where}: what the user says is a list of texts, none of them empty",
+            f"{where}: the user's replies must be a list of texts that are not empty",
             path=("columns", "user"),
             given=f"{column}: {value!r}"[:200],
         )
@@ -176,7 +176,7 @@ def missing(column: str, role: str, known: Sequence[str], where: str) -> Issue:
 
 
 def names(row: dict[str, Any], prefix: str = "") -> list[str]:
-    """Returns every column of a row; columns inside structs have dotted names."""
+    """Returns the names of all columns of a row. Columns inside structs have dotted names."""
     columns: list[str] = []
     for key, value in row.items():
         columns += names(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
@@ -224,8 +224,8 @@ def _ordered(message: Message) -> Message:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a message, or a part of one, as plain JSON without null fields: a Parquet file has each field in every
-    row."""
+    """Returns a message, or a part of one, as plain JSON without null fields, because rows of a Parquet file have all
+    fields of all messages."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items() if each is not None}
     if isinstance(value, (list, tuple)):

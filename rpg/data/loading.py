@@ -58,7 +58,7 @@ def load_problems(
 
 
 def _sources(data_dir: Path, split: str) -> list[str]:
-    """Returns the spec path of each row's set; the sets follow one another."""
+    """Returns the spec path of each row's set. The sets follow one another."""
     sets = json.loads((data_dir / "summary.json").read_text(encoding="utf-8"))[split]["sets"]
     return [each["source"] for each in sets for _ in range(each["problems"])]
 

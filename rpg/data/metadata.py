@@ -9,7 +9,7 @@ _PAIRS = "__pairs__"
 
 
 def dump(value: Any) -> str:
-    """Returns JSON text from which `load` restores an equal value.
+    """Returns JSON text that `load` converts back to an equal value.
 
     Raises TypeError for values that JSON cannot hold, except tuples and keys.
 

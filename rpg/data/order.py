@@ -12,8 +12,7 @@ from specs.schema.data import DifficultyOrder, Order, ShuffledOrder
 
 
 class PromptOrder:
-    """An order that passes through the problems repeatedly, each pass in its own shuffled order, determined by the
-    seed.
+    """An order that passes through the problems repeatedly. The seed determines the shuffled order of each pass.
 
     `position` counts the problems drawn since the run began. It is the whole state: restoring it from a checkpoint
     gives the prompts that would have come next.
@@ -36,7 +35,7 @@ class PromptOrder:
         """Receives the share of correct responses to each of these problems."""
 
     def state(self) -> Tensor | None:
-        """Returns the state that `restore` needs besides the position; None if there is none."""
+        """Returns the state that `restore` needs in addition to the position; None if it needs nothing more."""
         return None
 
     def restore(self, state: Tensor | None) -> None:
@@ -52,7 +51,7 @@ class PromptOrder:
 
 
 class OrderByDifficulty(PromptOrder):
-    """An order that draws problems that the policy sometimes solves, and tries others in between.
+    """An order that prefers problems that the policy sometimes solves, and tries others in between.
 
     A draw depends only on the seed, the position and the success rates so far, all of which every rank knows. So the
     ranks agree, and a resumed run draws the same problems. In a pool, problems tried longest ago come first; those
@@ -63,13 +62,13 @@ class OrderByDifficulty(PromptOrder):
         super().__init__(num_problems, seed=seed, position=position)
         self._options = options
         self._rates = np.full(num_problems, np.nan)
-        """Success rate of each problem; NaN if it was not tried."""
+        """Success rate of each problem; NaN if it was not tried yet."""
         self._tried = np.zeros(num_problems)
         """Number of the batch in which each problem was last tried, from 1; 0 if it was not tried."""
         self._shuffled = np.random.default_rng([seed, 0]).permutation(num_problems)
 
     def take(self, count: int) -> list[int]:
-        """Returns the indices of the next `count` problems. None repeats while others are left."""
+        """Returns the indices of the next `count` problems. No problem repeats while others are left."""
         medium, others = self._pools()
         fresh = chain.from_iterable(repeat([*medium, *others]))
         left, drawn, taken = {"medium": iter(medium), "others": iter(others)}, set[int](), list[int]()
@@ -125,5 +124,6 @@ def _not_in(drawn: set[int], problems: Iterator[int]) -> Iterator[int]:
 
 
 def seed_of(*parts: int) -> int:
-    """Returns a seed in [0, 2^63) from integers >= 0: equal for equal parts, unrelated for different ones."""
+    """Returns a seed in [0, 2^63) from integers >= 0. Equal integers give equal seeds, different ones give unrelated
+    seeds."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -14,9 +14,9 @@ from itertools import takewhile
 Words = tuple[str, ...]
 
 LEAST_WORDS = 8
-"""Fewest words of a question to search for: a shorter one may occur in another by chance."""
+"""Smallest number of words of a question to search for. A shorter one may occur in another question by chance."""
 _LEAST_QUESTIONS = 10
-"""Fewest questions of a set to look for an instruction: fewer may begin or end alike by chance."""
+"""Smallest number of questions of a set in which to look for an instruction. Fewer may begin or end alike by chance."""
 _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\}|\\[,!])(?=\d{3}\b)")
 _SPELLINGS = (
     (re.compile(r"\\[dt]frac(?![a-z])"), r"\\frac "),
@@ -61,8 +61,8 @@ def without_instruction(texts: Sequence[Words]) -> list[Words]:
 
 
 def _shared_beginning(one: Words, other: Words) -> int:
-    """Returns the number of words that both begin with. For first and last of a sorted list, all between share them
-    too."""
+    """Returns the number of words with which both texts begin. If they are the first and last of a sorted list, all
+    texts between them begin with these words too."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
@@ -71,7 +71,7 @@ class Questions:
     word."""
 
     def __init__(self, questions: Sequence[Words]) -> None:
-        """Indexes the questions; those of fewer than LEAST_WORDS words are never found."""
+        """Indexes the questions. Questions with fewer than LEAST_WORDS words are never found."""
         self._questions = questions
         self._by_beginning: dict[Words, list[int]] = {}
         for index, question in enumerate(questions):

@@ -1,4 +1,4 @@
-"""Encodes texts that a policy, a tool or a client wrote so that nothing in them becomes a control token.
+"""Encodes texts that a policy, a tool or a client wrote. Nothing in such a text becomes a control token.
 
 A control token is a token outside the tokenizer's ordinary vocabulary, such as the end of a turn or a tool call. A
 template writes control tokens; a text inside it may only contain their spelling.
@@ -18,7 +18,7 @@ _MARKED = re.compile("\ue000([0-9]+)\ue001")
 
 
 def mark(place: int) -> str:
-    """Returns the mark of the text at a place."""
+    """Returns the mark for the text at an index."""
     return _MARK.format(place)
 
 
@@ -41,7 +41,7 @@ def plain_ids(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
 
 
 def spelled(tokenizer: "PreTrainedTokenizerBase", value: Any) -> Any:
-    """Returns a JSON value in which a space breaks up each would-be control token, and marks are removed.
+    """Returns a JSON value with a space inside each text that would become a control token, and without marks.
 
     It is for the parts of a message that a template renders in its own way. Some tokenizers change a text before they
     look for control tokens: if they still find one, a space goes between all characters of the text.
@@ -113,7 +113,7 @@ def _spells(tokenizer: "PreTrainedTokenizerBase", text: str) -> bool:
 
 
 def _cut(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[str]:
-    """Returns the text in parts, cut after the first character of each control token that it spells."""
+    """Returns the text in parts, which are cut after the first character of each control token that the text spells."""
     if (spelling := _spelling(tokenizer)) is None:
         return [text]
     begins = [match.start() + 1 for match in spelling.finditer(text)]

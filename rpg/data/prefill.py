@@ -1,4 +1,4 @@
-"""Finds the beginning of a reply that a template itself writes, such as `<think>`, and that no response repeats."""
+"""Finds the beginning of a reply that a template itself writes, such as `<think>`. Responses do not repeat it."""
 
 import json
 import re
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _SAID = "(the words of the policy)"
 _CLOSED = re.compile(r"\s*<([^<>/\s]+)>\s*</\1>\s*")
-"""A thought that the template itself opens and closes, as Qwen3's does with thinking disabled."""
+"""Pattern of a thought that the template itself opens and closes, as Qwen3's template does with thinking disabled."""
 
 
 _BEGUN = re.compile(r"<[^<>/\s]+>\s*\Z")

@@ -53,12 +53,12 @@ class StagedProblem:
 
 
 def text_of(prompt: str | list[Message]) -> str:
-    """Returns the problem's text; for messages, their contents one after another."""
+    """Returns the problem's text, or the contents of its messages one after another."""
     return prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
 
 
 def content_id(text: str) -> str:
-    """Returns a hash of the text that ignores spacing and Unicode composition.
+    """Returns a hash of the text. It ignores spacing and Unicode composition.
 
     Example:
         >>> content_id("1 +  1\\n=") == content_id(" 1 + 1 =")

@@ -31,7 +31,7 @@ def _is_answered(prompt: str | list[Message]) -> bool:
 
 
 def _beside_text(prompt: str | list[Message]) -> str:
-    """Returns as JSON the keys of messages other than role and content; empty if there are no others."""
+    """Returns, as JSON, the keys of messages other than role and content; empty if there are no others."""
     messages = [] if isinstance(prompt, str) else prompt
     beside = [{key: message[key] for key in message.keys() - {"role", "content"}} for message in messages]
     return json.dumps(beside, sort_keys=True) if any(beside) else ""

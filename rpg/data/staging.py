@@ -32,7 +32,7 @@ class StagedSet:
     """A set with its problems and the counts of those removed."""
 
     path: Path
-    """Its path in the spec."""
+    """The set's path in the spec."""
     problems: list[StagedProblem]
     generated: bool = False
     """See Source."""
@@ -40,9 +40,9 @@ class StagedSet:
     duplicates: int = 0
     """Number of copies removed."""
     conflicting: int = 0
-    """Number of those copies whose answer differs from the one kept."""
+    """Number of those copies whose answer differs from that of the problem kept."""
     overlapping: int = 0
-    """Number of training problems left out because an evaluation set has them."""
+    """Number of training problems left out because an evaluation set has the same problem."""
 
     @property
     def name(self) -> str:
@@ -101,7 +101,7 @@ def _read_set(source: Source, data: Data, path: Path) -> StagedSet:
 
 
 def _read_items(source: Source, index: int) -> list[Item]:
-    """Returns the items of an evaluation set that is not answered. Raises SpecError if it has none."""
+    """Returns the items of an evaluation set that is scored by likelihood. Raises SpecError if it has none."""
     path: Path = ("data", "evaluation", index)
     problems = _read(source, source.read(), path)
     kept = itertools.islice(problems, source.limit) if source.limit else problems
@@ -113,11 +113,12 @@ def _read_items(source: Source, index: int) -> list[Item]:
 
 
 def _no_problems(source: Source, path: Path) -> SpecError:
-    return SpecError(Issue("the set holds no problems", path=path, given=getattr(source, "path", "")))
+    return SpecError(Issue("the set has no problems", path=path, given=getattr(source, "path", "")))
 
 
 def first_problems(source: Source, data: Data, path: Path, count: int) -> list[StagedProblem]:
-    """Returns at most `count` first problems of a set, within its limit. Raises SpecError as `stage` does.
+    """Returns the first problems of a set: at most `count`, and within the set's limit. Raises SpecError as `stage`
+    does.
 
     Args:
         path: the set's path in the spec.
@@ -152,7 +153,8 @@ def _read(source: Source, problems: Iterator[SourceProblem], path: Path) -> Iter
 
 
 def _check_names(sets: list[StagedSet]) -> None:
-    """Raises SpecError for two evaluation sets of one name: results are reported by name and would be mixed."""
+    """Raises SpecError for two evaluation sets with the same name, because results are reported by name and would be
+    mixed."""
     owner: dict[str, StagedSet] = {}
     for each in sets:
         for name in {problem.dataset for problem in each.problems}:
@@ -162,14 +164,14 @@ def _check_names(sets: list[StagedSet]) -> None:
                         f"two evaluation sets are called `{name}`",
                         path=(*each.path, "name"),
                         given=name,
-                        hint="give each a `name` of its own",
+                        hint="give each its own `name`",
                     )
                 )
 
 
 def _separate(train: list[StagedSet], evaluation: list[StagedSet], *, drop: bool) -> None:
-    """Removes training problems that are evaluation problems. Raises SpecError for them unless `drop`, or if none is
-    left."""
+    """Removes training problems that are evaluation problems. Raises SpecError for them unless `drop` is true, or if no
+    problem is left."""
     held_out = _HeldOut(evaluation)
     errors: list[Issue] = []
     for each in train:

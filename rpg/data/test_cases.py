@@ -35,9 +35,9 @@ class TestCases:
     kind: Literal["stdin", "call", "assert"]
     """`stdin`: a program reads and prints. `call`: a function is called. `assert`: statements run after the program."""
     shown: Sequence[Any] = ()
-    """Cases that the problem shows; with kind assert, statements."""
+    """Cases that the problem shows. With kind assert, they are statements."""
     hidden: Sequence[Any] = ()
-    """Cases that it does not show; all cases if the set does not separate them."""
+    """Cases that the problem does not show; all cases if the set does not separate them."""
     function: str = ""
     """Name of the function that is called, or that the statements need."""
     setup: str = ""
@@ -52,7 +52,7 @@ class TestCases:
 
 
 def cases_of(form: str, row: Mapping[str, Any]) -> TestCases:
-    """Returns the tests in a row. Raises BadTestsError if it holds none of that form.
+    """Returns the tests in a row. Raises BadTestsError if the row has no tests of that form.
 
     Args:
         form: the format's name.
@@ -115,7 +115,7 @@ def _codeforces(row: Mapping[str, Any]) -> TestCases:
     """Reads open-r1/codeforces: `examples` are shown, `official_tests` are not. Problems with a checker are
     unsupported."""
     if row.get("generated_checker") or row.get("checker"):
-        raise BadTestsError("the problem has a checker of its own, which is not run: leave such rows out")
+        raise BadTestsError("the problem has its own checker, which is not run: leave such rows out")
     shown, hidden = (_list(row.get(name) or [], name) for name in ("examples", "official_tests"))
     return _typed(shown, hidden, "type", "")
 
@@ -176,7 +176,7 @@ def _typed(
     function: str,
     grader: Literal["apps", "livecodebench"] = "apps",
 ) -> TestCases:
-    """Returns tests that themselves say whether they are calls. LiveCodeBench has arguments as JSON texts, one per
+    """Returns tests that say themselves whether they are calls. In LiveCodeBench arguments are JSON texts, one per
     line."""
     groups: tuple[list[Case], list[Case]] = ([], [])
     kinds, names = set(), {function} - {""}
@@ -193,7 +193,7 @@ def _typed(
     if len(kinds) > 1 or len(names) > 1:
         raise BadTestsError("the tests are of more than one kind, or of more than one function")
     if "call" in kinds and not names:
-        raise BadTestsError("the tests are calls, and none says of which function (fn_name, func_name)")
+        raise BadTestsError("the tests are calls, but no test names the function (fn_name, func_name)")
     return TestCases("call" if "call" in kinds else "stdin", *groups, function=next(iter(names), ""), grader=grader)
 
 
@@ -212,7 +212,7 @@ def _case(kind: str, given: Any, expected: Any, number: int, *, lines: bool) -> 
 
 
 def _texts(given: Any, expected: Any) -> Case:
-    """Returns input and output of a program; some sets hold them as lists of lines."""
+    """Returns input and output of a program. Some sets have them as lists of lines."""
     return _lines(given), _lines(expected)
 
 
@@ -221,7 +221,7 @@ def _lines(text: Any) -> str:
 
 
 def _call(given: Any, expected: Any) -> Case:
-    """Returns arguments and value. Restores integer keys, which APPS and TACO mean but JSON cannot hold."""
+    """Returns arguments and value. Restores integer keys, which APPS and TACO intend but JSON cannot have."""
     arguments, value = (_from_text(each) for each in (given, expected))
     if not isinstance(arguments, list):
         raise BadTestsError(f"the arguments of a call are not a list: {_short(arguments)}")
@@ -229,7 +229,7 @@ def _call(given: Any, expected: Any) -> Case:
 
 
 def _from_text(value: Any) -> Any:
-    """Returns a value that may be given as its JSON text."""
+    """Returns a value that may be given as JSON text."""
     if isinstance(value, str):
         try:
             return parse_json(value)

@@ -1,4 +1,4 @@
-"""The items of evaluation sets that the policy does not answer, as the data stage publishes them."""
+"""The items of evaluation sets that are scored by likelihood, as the data stage publishes them."""
 
 import json
 from collections.abc import Iterable
@@ -19,16 +19,16 @@ class Item:
     """A question with choices, or a text to predict."""
 
     item_id: str
-    """Place in its set and hash of the text."""
+    """The item's place in its set, and a hash of its text."""
     dataset: str
     kind: str
-    """Kind of its source."""
+    """Kind of the item's source."""
     text: str
     """The question, or the text to predict."""
     answer: str
     """The right choice; empty for a text."""
     settings: dict[str, Any]
-    """Metadata that its source gives to the measurement."""
+    """Metadata that the source passes to the measurement."""
 
 
 def item_of(problem: SourceProblem, kind: str, number: int) -> Item:

@@ -63,7 +63,8 @@ def drift_responses(
     device: torch.device,
     answered: Sequence[list[Answered]] | None = None,
 ) -> list[SampledResponse]:
-    """Returns responses that the sampler's policy draws itself, by problem: temperature 1, no token cut off.
+    """Returns responses that the sampler draws from the policy's full distribution, by problem: at temperature 1,
+    without top_p or top_k.
 
     They are the answers if these are drawn so, which follows from the spec; otherwise as many others are sampled. All
     ranks call it and get all responses.
@@ -95,7 +96,7 @@ def drift_responses(
 
 
 def _shared(spec: Experiment, asked: EvaluationInputs, make: Callable[[EvaluationInputs], list[T]]) -> list[T]:
-    """Returns the result of `make` for each problem, in their order; the ranks with a sampler share the work."""
+    """Returns the result of `make` for each problem, in their order. The ranks with a sampler share the work."""
     samplers = samplers_of_ranks(spec.sampling)
     rank_of = [rank for rank, count in enumerate(samplers) for _ in range(count)]
     dealt = [rank_of[index % len(rank_of)] for index in range(len(asked.problems))]
@@ -118,8 +119,8 @@ def _sampling(spec: Experiment, asked: EvaluationInputs) -> Sampling:
 
 
 def _parts(spec: Experiment, asked: EvaluationInputs) -> Iterator[tuple[list[Problem], list[list[int]]]]:
-    """Yields problems and prompts in parts: large enough to keep the engine full, small enough for regular progress
-    lines."""
+    """Yields problems and prompts in parts that are large enough to keep the engine full and small enough for regular
+    progress lines."""
     engines = len(own_samplers(spec.sampling))
     size = max(1, 8 * spec.rollout.max_concurrent * engines // spec.evaluation.samples_per_problem)
     for first in range(0, len(asked.problems), size):
@@ -206,6 +207,7 @@ def _answers(
 
 
 def _seed(seed: int, problem: Problem) -> int:
-    """Returns a problem's seed, the same at every checkpoint and with any other problems: only the policy differs."""
+    """Returns a problem's seed. It is the same at every checkpoint and does not depend on the other problems, so that
+    only the policy differs."""
     text = f"{seed} {problem.dataset} {problem.problem_id}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1

@@ -34,7 +34,7 @@ class ExportedPolicy:
 
     @property
     def inode(self) -> int:
-        """Inode of the directory: a new export has another."""
+        """Inode of the directory. A new export has another one."""
         return self.weights.stat().st_ino
 
     def measured(self) -> MeasuredPolicy:
@@ -51,7 +51,7 @@ def evaluate_exported(
     fingerprint: str,
     fence: Fence,
 ) -> None:
-    """Measures policies, and publishes the result and rows of each as soon as it is measured. All ranks call it.
+    """Measures policies, and publishes result and rows of each as soon as it is measured. All ranks call it.
 
     If weights were already measured under an attempt of training that a later one superseded, only their rows are
     recorded again. Weights that are exported again during the measurement get no result: they are measured once more.

@@ -25,13 +25,13 @@ from rpg.types import Problem
 Direction = Literal["reverse", "forward"]
 DIRECTIONS: tuple[Direction, ...] = ("reverse", "forward")
 LogprobsOf = Callable[[Sequence[TokenSequence]], list[NDArray[np.float64]]]
-"""Returns the logprobs of each sequence's scored tokens under one policy, nats."""
+"""Function that returns the logprobs of each sequence's scored tokens under one policy, nats."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class SampledResponse:
-    """A response to a problem, drawn from a policy at temperature 1."""
+    """A response to a problem that a policy sampled at temperature 1."""
 
     problem: Problem
     sample: int
@@ -40,7 +40,7 @@ class SampledResponse:
 
 
 def keep_responses(run: RunDirectory, responses: Sequence[SampledResponse]) -> None:
-    """Stores responses of the policy before training in the run's directory. All ranks call it, rank 0 writes."""
+    """Stores responses of the policy before training in the run's directory. All ranks call it; rank 0 writes."""
     if ranks.rank() == 0:
         run.keep_initial_responses(
             [
@@ -56,8 +56,8 @@ def keep_responses(run: RunDirectory, responses: Sequence[SampledResponse]) -> N
 
 
 def kept_responses(run: RunDirectory, problems: Iterable[Problem]) -> list[SampledResponse]:
-    """Returns the stored responses to these problems; empty if they match another evaluate stage, or none are stored.
-    All ranks call it."""
+    """Returns the stored responses to these problems; empty if they belong to another evaluate stage, or if none are
+    stored. All ranks call it."""
     kept = ranks.from_first(run.initial_responses() if ranks.rank() == 0 else [])
     known = {(problem.dataset, problem.problem_id): problem for problem in problems}
     return [
@@ -76,9 +76,9 @@ class DriftSample:
     problem: Problem
     sample: int
     direction: Direction
-    """reverse: the policy sampled the response; forward: the policy before training did."""
+    """reverse: the policy sampled the response. forward: the policy before training did."""
     num_tokens: int
-    """Sampled tokens of the response."""
+    """Number of sampled tokens of the response."""
     logprob: float
     """Logprob of these tokens under the policy, nats."""
     initial_logprob: float
@@ -86,7 +86,8 @@ class DriftSample:
 
     @property
     def divergence(self) -> float:
-        """The response's part of the divergence, nats: the log-ratio of the policy that sampled it to the other."""
+        """Returns the response's part of the divergence, nats: the log-ratio of the policy that sampled it to the other
+        policy."""
         difference = self.logprob - self.initial_logprob
         return difference if self.direction == "reverse" else -difference
 

@@ -1,4 +1,4 @@
-"""Loads an evaluation's problems and checks that they fit the model. Cheap enough to do before training."""
+"""Loads an evaluation's problems and checks that they fit the model. This is cheap enough to do before training."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationInputs:
-    """The problems of the chosen sets, with prompts as the model sees them, and the sets that are not answered."""
+    """The problems of the chosen sets, with prompts as the model sees them, and the sets that are scored by
+    likelihood."""
 
     problems: list[Problem]
     prompts: list[list[int]]
     """Token ids of each problem's prompt."""
     max_response_length: int
     unanswered: list[TokenizedSet | TaskSet] = field(default_factory=list)
-    """The chosen sets that are not answered."""
+    """The chosen sets that are scored by likelihood."""
 
     @property
     def exist(self) -> bool:
@@ -36,7 +37,7 @@ class EvaluationInputs:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest prompt plus the longest response; 0 without problems."""
+        """Returns the number of tokens of the longest prompt plus the longest response; 0 without problems."""
         return max(map(len, self.prompts)) + self.max_response_length if self.prompts else 0
 
     def share(self, places: Sequence[int]) -> "EvaluationInputs":

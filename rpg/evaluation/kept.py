@@ -51,7 +51,7 @@ class KeptAnswers:
         ]
 
     def write(self, problems: Sequence[Problem], answered: Sequence[Answered]) -> None:
-        """Stores the answers to a batch, each problem's samples in order. Raises DiskError if the disk refuses."""
+        """Stores the answers to a batch, each problem's samples in order. Raises DiskError if writing fails."""
         kept = [
             {
                 "response": each.response,

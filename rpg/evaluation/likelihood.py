@@ -1,4 +1,4 @@
-"""Scores evaluation sets that are not answered, by the likelihood of their texts under a policy.
+"""Scores evaluation sets by the likelihood of their texts under a policy, without sampling answers.
 
 A question with choices is right if the right choice has the largest logprob, divided as the set says. A text's bits per
 byte are minus the logprob of all its tokens to the base 2, over its bytes. Spaces at the end of a prompt belong to the
@@ -31,10 +31,10 @@ class ScoredItem:
 
     item_id: str
     value: float
-    """1 or 0 for accuracy; for bits_per_byte the item's own."""
+    """1 or 0 for accuracy; for bits_per_byte the value of this item's text."""
     text: str
     num_bytes: int | None = None
-    """Weight of a text: its bytes."""
+    """Number of bytes of a text, by which it is weighted."""
     response: str | None = None
     """Likeliest choice."""
     answer: str | None = None
@@ -49,9 +49,9 @@ class ScoredSet:
     metric: str
     items: tuple[ScoredItem, ...]
     known: EvaluationMeasure | None = None
-    """The metric on the set, if it is not computed from the items."""
+    """The metric on the set, if it is not computed from `items`."""
     num_known: int = 0
-    """Number of items that it was computed from."""
+    """Number of items that `known` was computed from."""
 
     @property
     def size(self) -> int:
@@ -144,16 +144,16 @@ def _choices(item: Item, tokenizer: Any, context: int | None) -> Iterator[TokenS
 
 
 def first_token(tokenizer: Any) -> int:
-    """Returns the token that the first token of a text follows. Raises SpecError if the tokenizer has none."""
+    """Returns the token to put before the first token of a text. Raises SpecError if the tokenizer has none."""
     first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if first is None:
         hint = "take a model whose tokenizer has one, or give every question a prompt"
-        raise SpecError(Issue("the tokenizer has no token with which a text begins", ("data", "evaluation"), hint=hint))
+        raise SpecError(Issue("the tokenizer has no token to begin a text with", ("data", "evaluation"), hint=hint))
     return int(first)
 
 
 def _windows(item: Item, tokenizer: Any, context: int | None) -> tuple[tuple[TokenSequence, ...], NDArray[np.int64]]:
-    """Returns a text's windows, each token scored once, and the byte at which each token begins."""
+    """Returns a text's windows, in which each token is scored once, and the byte at which each token begins."""
     encoded = tokenizer(item.text, add_special_tokens=False, return_offsets_mapping=True)
     ids = [first_token(tokenizer), *encoded["input_ids"]]
     width = min(item.settings["window"], context or item.settings["window"])

@@ -1,4 +1,4 @@
-"""Scores tasks of lm-eval by its own code, with logprobs of the learner's passes.
+"""Scores tasks of lm-eval with its own code, given logprobs from the learner's passes.
 
 The tokens of a request are those of lm-eval's own model for transformers (HFLM): spaces at the end of a context belong
 to its continuation, and a longer sequence than the model's context loses its first tokens.
@@ -33,7 +33,7 @@ class TaskSet:
     item: Item
     tokenizer: "PreTrainedTokenizerBase"
     context: int
-    """Most tokens of the model; 0 if it has no limit."""
+    """Length of the model's context in tokens; 0 if it has no limit."""
     confidence: float
     """Level of the intervals."""
 
@@ -65,7 +65,7 @@ class TaskSet:
             """The learner's policy as a model of lm-eval."""
 
             def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-                """Returns the logprob of each continuation; whether greedy decoding gives it is not computed."""
+                """Returns the logprob of each continuation. Does not compute whether greedy decoding would give it."""
                 found = logprobs([task_set.continuation(*request.args) for request in requests])
                 return [(float(values.sum()), False) for values in found]
 
@@ -76,13 +76,13 @@ class TaskSet:
                 return [sum(float(next(found).sum()) for _ in each) for each in windows]
 
             def generate_until(self, requests: list[Any]) -> list[str]:
-                """Raises ValueError: the data stage refuses tasks that generate."""
+                """Raises ValueError, because the data stage refuses tasks that generate."""
                 raise ValueError(f"{len(requests)} requests to generate")
 
         return Learner()
 
     def continuation(self, context: str, continuation: str) -> TokenSequence:
-        """Returns a context and its continuation, whose tokens are scored."""
+        """Returns a sequence of context and continuation. The continuation's tokens are scored."""
         stripped = context.rstrip()
         continuation = context[len(stripped) :] + continuation
         before = self._encoded(stripped) if stripped else [first_token(self.tokenizer)]
@@ -92,7 +92,7 @@ class TaskSet:
         return TokenSequence(tuple(ids), ((len(ids) - num_scored, len(ids)),))
 
     def windows(self, text: str) -> list[TokenSequence]:
-        """Returns the windows of a text, each of its tokens scored once."""
+        """Returns the windows of a text, in which each token is scored once."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
         parts = get_rolling_token_windows(
@@ -107,7 +107,8 @@ class TaskSet:
         ]
 
     def _of_metric(self, metric: str, name: str, samples: Sequence[Mapping[str, Any]], value: float) -> ScoredSet:
-        """Returns a metric of a task with its interval, which is unknown if it is no mean and no ratio of sums.
+        """Returns a metric of a task with its interval. The interval is unknown unless the metric is a mean or a ratio
+        of sums.
 
         Args:
             value: as lm-eval computes it.

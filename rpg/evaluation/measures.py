@@ -19,7 +19,7 @@ Correct = NDArray[np.bool_]
 PerProblem = NDArray[np.float64]
 
 _MOST_SUBSETS = 1_000
-"""Most subsets of k out of n samples. If there are more, this many are drawn at random."""
+"""Largest number of subsets of k out of n samples. If there are more, this many are drawn at random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,13 @@ def score_measure(
 def _measure(
     metric: str, values: PerProblem, confidence: float, clusters: Sequence[object] | None, *, shares: bool = True
 ) -> EvaluationMeasure:
-    """Returns the mean over problems; its interval holds for these weights on new problems."""
+    """Returns the mean over problems, with an interval for the same weights on new problems."""
     interval = mean_interval(values, confidence=confidence, clusters=clusters, shares=shares)
     return EvaluationMeasure(metric, interval.value, interval.low, interval.high)
 
 
 def sizes(num_samples: int) -> list[int]:
-    """Returns 1, 2, 4, ... below the number of samples, and that number.
+    """Returns the powers of two below the number of samples, and that number.
 
     Example:
         >>> sizes(12)
@@ -159,8 +159,8 @@ def _majority(correct: NDArray[np.bool_], votes: Sequence[Hashable | None], subs
 
 
 def ratio_values(totals: PerProblem, sizes: PerProblem) -> PerProblem:
-    """Returns a value for each problem whose mean is the sum of the totals over the sum of the sizes, and whose spread
-    gives the interval of that ratio (the delta method). [problems]
+    """Returns a value for each problem. The mean of these values is the sum of the totals over the sum of the sizes,
+    and their spread gives the interval of that ratio (the delta method). [problems]
 
     Args:
         totals: such as nats, or bits. [problems]

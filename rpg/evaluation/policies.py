@@ -1,4 +1,4 @@
-"""Lets policies on disk answer the evaluation sets, one after the other."""
+"""Samples answers to the evaluation sets from policies on disk, one policy after the other."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,7 +57,7 @@ def policies_results(
     kept: Path | None = None,
     place: Place | None = None,
 ) -> Iterator[tuple[MeasuredPolicy, Evaluated]]:
-    """Yields each policy with its results. All ranks iterate over it; empty without problems.
+    """Yields each policy with its results, or nothing if there are no problems. All ranks iterate over it.
 
     The sampler answers for all policies before the learner's passes compute logprobs, so their memory is never needed
     at once.
@@ -115,8 +115,8 @@ def policies_results(
 
 @contextmanager
 def logprobs_under(weights: Path, spec: Experiment, device: torch.device) -> Iterator[LogprobsOf]:
-    """Gives, within the block, the logprobs of tokens under a policy on disk, by the learner's passes. Each rank holds
-    the whole model."""
+    """Yields, for use within the block, a function that computes logprobs of tokens under a policy on disk with the
+    learner's passes. Each rank holds the whole model."""
     whole = {"zero_stage": 0, "sequence_parallel_size": 1, "packing": False}
     held = [frozen_passes(weights, spec.training.model_copy(update=whole), temperature=1.0, device=device)]
     try:
@@ -130,7 +130,7 @@ def logprobs_under(weights: Path, spec: Experiment, device: torch.device) -> Ite
 def _samplers(
     spec: Experiment, policies: Sequence[MeasuredPolicy], opened_on: Path, max_length: int, device: torch.device
 ) -> Iterator[tuple[MeasuredPolicy, Sampler]]:
-    """Yields one engine, loaded with each policy's weights in turn; opens none without policies."""
+    """Yields the same engine for each policy, loaded with that policy's weights. Opens no engine without policies."""
     if not policies:
         return
     settings = SamplerSettings(

@@ -37,7 +37,7 @@ class Answered:
     turns: tuple[RecordedTurn, ...] = ()
     """Turns of the response; empty if no environment gives turns."""
     sequences: tuple[TokenSequence, ...] = ()
-    """Tokens of the response after their contexts; empty if nothing is measured on them."""
+    """The response as sequences of tokens, each after its context; empty if nothing is measured on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Evaluated:
     drift: Sequence[DriftSample] | None = None
     """Responses with which drift was measured; empty for the policy before training; None if it was not measured."""
     unanswered: Sequence[ScoredSet] = ()
-    """Scores of the sets that are not answered."""
+    """Scores of the sets that are scored by likelihood."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Recorder:
         return summary + [self._unanswered(step, each) for each in evaluated.unanswered]
 
     def _unanswered(self, step: int, scored: ScoredSet) -> dict[str, Any]:
-        """Records a set that is not answered, and returns its part of the summary."""
+        """Records a set that is scored by likelihood, and returns its part of the summary."""
         measured = scored.measure(self.spec.confidence)
         self.writer.rows(self._score(step, scored, each) for each in scored.items)
         self.writer.rows([self._measure(step, scored.dataset, scored.size, measured, None, samples=1)])
@@ -205,7 +205,7 @@ def scores_by_set(answered: Sequence[list[Answered]]) -> dict[str, SetScores]:
 
 
 def clusters_of(groups: Sequence[list[Answered]]) -> list[str] | None:
-    """Returns the cluster of each problem of a set; None if none is named."""
+    """Returns the cluster of each problem of a set; None if the set names no clusters."""
     problems = [group[0].problem for group in groups]
     named = any(each.cluster for each in problems)
     return [each.cluster or each.problem_id for each in problems] if named else None

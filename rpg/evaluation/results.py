@@ -1,4 +1,4 @@
-"""Stores the results of checkpoints that were measured during training, one each, for reuse by the evaluate stage.
+"""Stores the result of each checkpoint that was measured during training, for reuse by the evaluate stage.
 
 A result is a directory `concurrent/FINGERPRINT/step-N` of the run: the segments that the evaluate stage would write,
 and result.json. It holds the digests of the measured weights and the attempt of training that exported them. Its rows
@@ -37,7 +37,7 @@ class MeasuredPolicy:
 
 
 def digests_of(weights: Path) -> dict[str, str]:
-    """Returns file -> SHA-256 of exported weights, as in train.json. Reads all files."""
+    """Returns the SHA-256 of each file of exported weights, as in train.json. Reads all files."""
     files = (file for file in files_under(weights) if file.name != NOTES)
     return {str(file.relative_to(weights)): digest(file) for file in files}
 
@@ -88,7 +88,7 @@ class ConcurrentResults:
         write_json(path, read_json(path) | {"attempt": attempt})
 
     def record(self, step: int, run_id: str, attempt: int) -> None:
-        """Adds the rows of a result to the run's rows under an attempt of training, once per attempt.
+        """Adds the rows of a result to the run's rows, under an attempt of training. Does so once per attempt.
 
         After a kill before this, the end of the evaluate stage records them.
         """

@@ -1,4 +1,4 @@
-"""Computes logprobs of given tokens by a learner's passes."""
+"""Computes logprobs of given tokens with a learner's passes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from rpg.processes import ranks
 from rpg.types import Rollout
 
 _IDLE = torch.tensor([[0, 0]])
-"""Input of a pass that a rank makes only because another rank still has sequences."""
+"""Input of a pass that a rank runs only because another rank still has sequences."""
 
 
 @message
@@ -34,8 +34,8 @@ class TokenSequence:
 
 
 def sequences_of(prompt: Sequence[int], rollout: Rollout) -> tuple[TokenSequence, ...]:
-    """Returns a response after its prompt, with its sampled tokens scored: one sequence, and another one for each
-    restart of its context."""
+    """Returns a response, after its prompt, as a sequence in which sampled tokens are scored. Each restart of the
+    context begins another sequence."""
     found, ids, scored = list[TokenSequence](), list(prompt), list[tuple[int, int]]()
     for turn in rollout.turns:
         if turn.restart:
@@ -49,7 +49,7 @@ def sequences_of(prompt: Sequence[int], rollout: Rollout) -> tuple[TokenSequence
 
 
 def decode_sequences(plain: Sequence[Any]) -> tuple[TokenSequence, ...]:
-    """Returns sequences from their token ids and scored ranges, as JSON has them."""
+    """Builds sequences from token ids and scored ranges, as they are stored in JSON."""
     return tuple(TokenSequence(tuple(ids), tuple((begin, end) for begin, end in scored)) for ids, scored in plain)
 
 
@@ -57,7 +57,7 @@ def decode_sequences(plain: Sequence[Any]) -> tuple[TokenSequence, ...]:
 def token_logprobs_of(
     sequences: Sequence[TokenSequence], passes: Passes, device: torch.device, *, most_tokens: int
 ) -> list[NDArray[np.float64]]:
-    """Returns the logprobs of each sequence's scored tokens at temperature 1, nats. All ranks call it, and share the
+    """Returns the logprobs of each sequence's scored tokens at temperature 1, nats. All ranks call it and share the
     work.
 
     Args:

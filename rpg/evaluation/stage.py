@@ -1,4 +1,4 @@
-"""The evaluate stage: chosen checkpoints answer the evaluation sets; it writes rows and a summary.
+"""The evaluate stage: samples answers of chosen checkpoints to the evaluation sets, and writes rows and a summary.
 
 It runs in one process, or in the ranks that a launcher starts: each rank answers a share of the problems, the first one
 writes. Results measured during training are reused, and so are answers that an interrupted attempt has left.

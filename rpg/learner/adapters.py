@@ -28,7 +28,7 @@ _INSIDE = ".base_layer."
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
-    """Inserts adapters into the model and freezes the rest. torch's generator draws A; B is 0, so outputs do not
+    """Inserts adapters into the model and freezes the rest. torch's generator draws A. B is 0, so that outputs do not
     change.
 
     Raises:
@@ -76,7 +76,7 @@ def has_adapters(model: nn.Module) -> bool:
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Makes the model, within the block, the one without its adapters."""
+    """Disables the model's adapters within the block."""
     layers: list[Any] = [module for module in model.modules() if _adapted(module)]
     try:
         for layer in layers:
@@ -93,14 +93,14 @@ class Weight:
 
     name: str
     parts: list[nn.Parameter]
-    """Parameters from which the weight is computed: its own and, if it is adapted, the adapter's two."""
+    """Parameters that the weight is computed from: its own and, if it is adapted, the adapter's two."""
     layer: Any = None
     """PEFT's layer; None if the weight is not adapted."""
 
     @torch.no_grad()
     def whole(self) -> Tensor:
-        """Returns the parameter W, or with an adapter a new tensor W + (alpha / rank) B A, added in float32, rounded
-        once.
+        """Returns the parameter W or, with an adapter, a new tensor W + (alpha / rank) B A, which is added in float32
+        and rounded once.
 
         In bfloat16 the rounding drops the part of the product below 2^-9 of the weight; the trained model keeps it. The
         policy has then moved so little that merged and trained model differ by less than any two computations in

@@ -56,7 +56,7 @@ class Learner:
         training = training.model_copy(update={"kernels": kernels_for(training, config_of(weights_dir), device)})
         model = load_model(weights_dir, training)
         self.balancing = balancing_weight(training, model.config)
-        """Weight of the loss that balances the load of experts; 0 leaves it out."""
+        """Weight of the loss that balances the load of experts. 0 leaves the loss out."""
         check_balancing(training, model)
         self.policy = Policy(
             model,
@@ -65,8 +65,8 @@ class Learner:
             balances=self.balancing > 0,
         )
         self.attention_share = attention_share(model)
-        """Attention's share of the work: n tokens cost n + attention_share n^2, in units of one token without
-        attention."""
+        """Factor of attention's work: a sequence of n tokens costs n + attention_share n^2, in units of one token
+        without attention."""
         self.device = device
         self._training = training
         self._norm = float("nan")
@@ -93,7 +93,7 @@ class Learner:
             self._update_state.to_host()
 
     def replay_routing(self) -> None:
-        """Makes passes route tokens to the experts that a microbatch names.
+        """Makes passes route tokens to the experts that the microbatch specifies.
 
         Raises:
             SpecError: the model has no experts, or chooses them in a way that cannot be replayed.
@@ -108,13 +108,13 @@ class Learner:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The transformers model in training; whole on every rank up to ZeRO 2, sharded at 3."""
+        """The transformers model in training. It is whole on every rank up to ZeRO 2, and sharded at ZeRO 3."""
         return self.policy.model
 
     @property
     def routing(self) -> Routing | None:
-        """Routing of the last pass's sampled tokens; None if the model's routers do not expose their choice, or if
-        ranks share its sequences."""
+        """Returns the routing of the last pass's sampled tokens; None if the model's routers do not expose their
+        choice, or if ranks share the pass's sequences."""
         return self.policy.routing if self._training.sequence_parallel_size == 1 else None
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
@@ -159,7 +159,7 @@ class Learner:
 
     @torch.no_grad()
     def probe(self, token_ids: Sequence[int], prompt_length: int) -> list[float]:
-        """Returns the logprobs of the tokens after the prompt at temperature 1, nats; the sentinel compares them.
+        """Returns the logprobs of the tokens after the prompt at temperature 1, nats, which the sentinel compares.
 
         All ranks call it.
         """
@@ -177,7 +177,7 @@ class Learner:
         self._engine.backward(loss * ranks.world_size(), scale_wrt_gas=False)
 
     def update(self, *, learning_rate: float) -> float:
-        """Makes one optimizer update with the gradients so far. Returns their global norm before clipping.
+        """Makes one optimizer update with the accumulated gradients. Returns their global norm before clipping.
 
         If the norm is not finite, nothing is updated: weights and optimizer state stay, and the gradients are dropped.
         """
@@ -201,7 +201,8 @@ class Learner:
                 parameter.grad = None
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the whole weights one by one, under the transformers model's names; at ZeRO 3 each is gathered first.
+        """Yields the whole weights one by one, under the transformers model's names. At ZeRO 3 each weight is gathered
+        first.
 
         Adapters are merged into their weights.
         """
@@ -220,11 +221,11 @@ class Learner:
             yield
 
     def reset_optimizer(self) -> None:
-        """Sets the optimizer's state to that before the first update. All ranks call it, between steps."""
+        """Resets the optimizer's state to that before the first update. All ranks call it, between steps."""
         shards.reset(self._engine, self.model)
 
     def save(self, copy: StateCopy) -> None:
-        """Adds this rank's share of the trained weights and the optimizer's state to a copy.
+        """Adds this rank's share of the trained weights and of the optimizer's state to a copy.
 
         Frozen weights are left out: the base model has them.
         """
@@ -238,7 +239,8 @@ class Learner:
             self._update_state.to_host()  # parameters for which the optimizer had no state before
 
     def export(self, directory: Path) -> None:
-        """Writes the policy as a transformers model directory: safetensors and config. Rank 0 writes; all ranks call.
+        """Writes the policy as a transformers model directory: safetensors and config. All ranks call it; rank 0
+        writes.
 
         Adapters are merged; `adapter` also holds them separately, in PEFT's format.
         """
@@ -257,13 +259,13 @@ class Learner:
 
 
 def clips_itself(training: Training) -> bool:
-    """Returns whether the learner itself clips gradients: without ZeRO, in float32, DeepSpeed clips but loses the
-    norm."""
+    """Returns whether the learner clips gradients instead of DeepSpeed, which loses their norm without ZeRO in
+    float32."""
     return training.zero_stage == 0 and training.precision == "float32"
 
 
 def optimizer_maker(training: Training) -> Callable[[list[nn.Parameter]], ScheduleFreeAdamW] | None:
-    """Returns a function from the list of parameters to their optimizer; None if DeepSpeed builds it from its
+    """Returns a function that makes the optimizer for a list of parameters; None if DeepSpeed builds it from its
     settings."""
     settings = training.optimizer
     match settings.type:
@@ -282,7 +284,7 @@ def optimizer_maker(training: Training) -> Callable[[list[nn.Parameter]], Schedu
 
 
 def deepspeed_config(training: Training, *, lends_weights: bool, on_gpu: bool) -> dict[str, Any]:
-    """Returns DeepSpeed's settings. The learner decides when to update and at which learning rate."""
+    """Returns DeepSpeed's settings. The learner itself decides when to update, and at which learning rate."""
     optimizer = training.optimizer
     zero: dict[str, Any] = {"stage": training.deepspeed_stage}
     if lends_weights:
@@ -331,7 +333,7 @@ def inference_config(training: Training) -> dict[str, Any]:
 
 
 def open_teacher(weights_dir: Path, training: Training, *, temperature: float, device: torch.device) -> Passes:
-    """Returns a teacher's passes, in the training precision. All ranks call it.
+    """Returns the passes of a teacher, in the training precision. All ranks call it.
 
     The teacher is a separate frozen model: loaded once, whole on every rank, or at ZeRO 3 cut into one shard per rank.
     It is never trained, saved or moved.

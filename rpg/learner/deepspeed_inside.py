@@ -16,8 +16,8 @@ def ask_torch_for_memory() -> None:
 
 
 def show_shards(optimizer: Any) -> None:
-    """Copies the float32 shards of a ZeRO 3 optimizer into the module's shards, and gathers the parameters that stay
-    whole."""
+    """Copies the float32 shards of a ZeRO 3 optimizer into the module's shards, and gathers the parameters that
+    DeepSpeed keeps whole."""
     for group in range(len(optimizer.fp16_groups)):
         optimizer._reassign_or_swap_out_partitioned_parameters(group)
     if persistent := optimizer.persistent_parameters:

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 4096
-"""Logits of a row that a program processes at once."""
+"""Number of a row's logits that a program processes at once."""
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -56,7 +56,7 @@ def _backward(  # type: ignore[no-untyped-def,unused-ignore]
     with_entropy: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Computes one block of a row per program, see `rpg.learner.logprobs._slope`."""
+    """Computes one block of a row per program; see `rpg.learner.logprobs._slope`."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < size
@@ -99,8 +99,8 @@ def slope_of(
     temperature: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradient by logits / temperature [tokens, vocabulary], in `dtype`, and a factor for each row
-    [tokens]."""
+    """Returns the gradient with respect to logits / temperature [tokens, vocabulary], in `dtype`, and a factor for each
+    row [tokens]."""
     tokens, size = logits.shape
     slopes = logits.new_empty(tokens, size, dtype=dtype)
     zeros = torch.zeros_like(entropies)

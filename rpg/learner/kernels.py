@@ -24,9 +24,10 @@ _TINY: dict[str, Any] = {
 }
 """Settings of the model on which kernels are tested."""
 _ROTATION = "apply_rotary_pos_emb"
-"""Name in these architectures' modules of the function that rotates queries and keys."""
+"""Name, in these architectures' modules, of the function that rotates queries and keys."""
 _LARGEST_ERROR = 0.05
-"""Largest accepted relative difference, in norm, of a gradient with these kernels. Rounding to bfloat16 gives 0.01."""
+"""Largest accepted relative difference, in norm, between gradients with these kernels and with PyTorch. Rounding to
+bfloat16 gives 0.01."""
 
 
 def kernels_for(training: Training, config: PretrainedConfig, device: torch.device) -> Literal["torch", "liger"]:
@@ -59,7 +60,7 @@ def _issue(config: PretrainedConfig, device: torch.device) -> Issue | None:
 
 @cache
 def are_right(model_type: str, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Returns whether a tiny model of the type has the same gradient as with PyTorch's operations.
+    """Returns whether the gradient of a tiny model of the type agrees with that of PyTorch's operations.
 
     It fails for example if the machine lacks a part that Triton's compiler needs."""
     try:
@@ -74,7 +75,7 @@ def are_right(model_type: str, device: torch.device, dtype: torch.dtype = torch.
 
 
 def _gradient_error(model_type: str, device: torch.device, dtype: torch.dtype) -> float:
-    """Returns the norm of the difference of the gradients over their norm."""
+    """Returns the norm of the gradients' difference over the gradients' norm."""
     config = AutoConfig.for_model(model_type, **_TINY)
     gradients = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -1,4 +1,4 @@
-"""Computes logprobs of given tokens, entropy and divergences from hidden states, without ever holding [tokens,
+"""Computes logprobs of given tokens, entropy and divergences from hidden states. Never holds a tensor [tokens,
 vocabulary]."""
 
 import logging
@@ -16,11 +16,11 @@ from rpg.objectives.distribution import StateDivergence, log_share
 from specs.schema.objective import Divergence
 
 CHUNK_ELEMENTS = 2**26
-"""Logits held at once by default: 256 MiB in float32."""
+"""Number of logits held at once by default: 256 MiB in float32."""
 CHUNK_ON_GPU = 2048
-"""Fewest tokens of a chunk on a GPU. There the head's gradient is read and written once per chunk. At a vocabulary of
-151,936 and a hidden size of 2,560 these 3.1 GB take an H100 about 0.9 ms; at 600 TFLOP/s the chunk's product takes
-0.6 ms for 441 tokens and 2.7 ms for 2,048."""
+"""Smallest number of tokens in a chunk on a GPU, which reads and writes the head's gradient once per chunk. At a
+vocabulary of 151,936 and a hidden size of 2,560 these 3.1 GB take an H100 about 0.9 ms; at 600 TFLOP/s the chunk's
+product takes 0.6 ms for 441 tokens and 2.7 ms for 2,048."""
 
 
 def token_logprobs(
@@ -45,7 +45,7 @@ def token_logprobs(
         chunk: tokens whose logits are held at once; by default as many as fit 256 MiB in float32, on a GPU at least
             CHUNK_ON_GPU.
         entropy_gradient: whether the entropy is differentiable too (for an entropy bonus).
-        kernel: whether a GPU may use `rpg.learner.head_kernel`, for one target a token.
+        kernel: whether a GPU may use `rpg.learner.head_kernel`, for one target per token.
     Returns:
         logprobs, in the shape of the targets, and entropy [tokens], nats, float32 (float64 for float64 inputs). Logits
         are float32, even for bfloat16 inputs: bfloat16 has steps of 0.125 nats between 16 and 32. The backward pass
@@ -67,9 +67,10 @@ class Compared:
     hidden: Tensor
     """The reference's last hidden states. [tokens, its hidden size]"""
     weight: Tensor
-    """Weight of its output head. [its vocabulary, its hidden size]; its vocabulary is at least the policy's."""
+    """Weight of the reference's output head. [its vocabulary, its hidden size]; its vocabulary is at least as large as
+    the policy's."""
     bias: Tensor | None
-    """Bias of its output head. [its vocabulary]"""
+    """Bias of the reference's output head. [its vocabulary]"""
 
 
 def token_divergences(
@@ -83,7 +84,8 @@ def token_divergences(
     chunk: int | None = None,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor, StateDivergence]:
-    """Returns `token_logprobs`, and the divergence from the reference over the whole vocabulary at each token's state.
+    """Returns the results of `token_logprobs`, and the divergence from the reference over the whole vocabulary at each
+    token's state.
 
     The logits of both policies are held for a chunk of tokens at a time, and computed again in the backward pass.
 
@@ -133,7 +135,7 @@ def likeliest_tokens(
 
 
 def _chunk(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None) -> int:
-    """Returns the tokens whose logits are held at once. Raises ValueError if shapes do not fit together."""
+    """Returns the number of tokens whose logits are held at once. Raises ValueError if shapes do not fit together."""
     if (
         hidden.dim() != 2
         or weight.dim() != 2
@@ -149,15 +151,16 @@ def _chunk(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None) -
 
 
 def _shifted(logits: Tensor, powers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns logits less the highest of each row, in place, their exponentials, and the highest ones."""
+    """Returns the logits minus the highest of each row (computed in place), their exponentials, and the highest
+    logits."""
     highest = logits.amax(-1)
     shifted = logits.sub_(highest[:, None])
     return shifted, torch.exp(shifted, out=powers[: len(shifted)]), highest
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Function that keeps only its inputs and one log-normaliser per token for backward; chunks share one block of
-    logits."""
+    """Autograd function that keeps only its inputs and one log-normaliser per token for the backward pass. Chunks share
+    one block of logits."""
 
     @staticmethod
     def forward(
@@ -275,8 +278,8 @@ class _Comparison:
         self._block: Tensor | None = None
 
     def prepare(self, part: slice, powers: Tensor) -> None:
-        """Computes log π_ref of a chunk, as that of the policy, so that equal policies differ in no bit. `powers` is
-        scratch space."""
+        """Computes log π_ref of a chunk in the same way as the policy's, so that equal policies have equal bits.
+        `powers` is scratch space."""
         logits = self._logits(part)
         if powers.shape[1] != logits.shape[1]:
             powers = torch.empty_like(logits)
@@ -324,8 +327,8 @@ class _Comparison:
         from_value: Tensor,
         from_logprobs: Tensor | None,
     ) -> Tensor:
-        """Returns the gradient of a chunk's divergences and logprobs by logits / temperature [chunk, vocabulary].
-        Overwrites `log_p`.
+        """Returns the gradient of a chunk's divergences and logprobs with respect to logits / temperature [chunk,
+        vocabulary]. Overwrites `log_p`.
 
         d D / d z_j = φ_j - p_j Σ_i φ_i with φ_j = d D / d log p_j.
         """
@@ -421,8 +424,8 @@ def _kernel_is_right(device: torch.device) -> bool:
 
 @cache
 def multiplies_into_float32(device: torch.device) -> bool:
-    """Returns whether torch multiplies bfloat16 matrices into a float32 result there, alone and added to another
-    matrix.
+    """Returns whether torch, on this device, multiplies bfloat16 matrices into a float32 result, alone and added to
+    another matrix.
 
     It does not on a CPU. On a GPU without such products the output head takes many times as long. Raises torch's error
     if the GPU has no memory left for the test.
@@ -456,8 +459,8 @@ def _logits(block: Tensor, hidden: Tensor, head: Tensor, bias: Tensor | None, te
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Computes total += left @ right in the wider type: rounding each chunk's product to bfloat16 would add up to a
-    bias."""
+    """Computes total += left @ right in the wider type. If each chunk's product were rounded to bfloat16, the errors
+    would add up to a bias."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     elif multiplies_into_float32(total.device):
@@ -469,8 +472,8 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 def _slope(
     log_p: Tensor, targets: Tensor, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, entropy: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradient by logits / temperature [chunk, vocabulary] and a factor for each row [chunk]. Overwrites
-    `log_p`.
+    """Returns the gradient with respect to logits / temperature [chunk, vocabulary], and a factor for each row [chunk].
+    Overwrites `log_p`.
 
     d logprob / d z_j = [j = target] - p_j and d entropy / d z_j = -p_j (log p_j + entropy).
     """

@@ -1,4 +1,4 @@
-"""Moves state that only updates need to host memory between updates, which leaves the sampler more GPU memory."""
+"""Moves state that only updates need to host memory between updates. The sampler then has more GPU memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +14,8 @@ _MOVED_BY_DEEPSPEED: dict[int, tuple[str, ...]] = {
     3: ("lp_grads", "contiguous_grad_buffer"),
 }
 """ZeRO stage -> state that DeepSpeed itself moves, by names of its OffloadStateTypeEnum. At 1 and 2 no gradients remain
-after an update. At 3 DeepSpeed moves float32 weights and optimizer state only of its own FusedAdam, and without ZeRO
-nothing: this module moves them in these cases."""
+after an update. At 3 DeepSpeed moves float32 weights and optimizer state only for its own FusedAdam, and without ZeRO
+it moves nothing. In these cases this module moves them."""
 
 
 class UpdateState:

@@ -1,4 +1,4 @@
-"""Checks that the policy equals the model: compares its logprobs with those of the model's own logits.
+"""Checks that the policy equals the model, by comparing its logprobs with those of the model's own logits.
 
 The policy multiplies the last hidden states of the model's decoder by the output head. Some architectures also cap or
 scale their logits, or have a layer before the head. Without that, training would train another model.
@@ -23,13 +23,13 @@ logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  #
 PROBED_TOKENS = 24
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "matmul", "linear"})
 _COPIES = frozenset({"_to_copy", "_unsafe_view", "clone", "device", "index", "index_select"})
-"""Operations that return some or all elements of their tensor, perhaps in another type."""
+"""Operations that return some or all elements of a tensor, possibly in another type."""
 _NOISE = ("dropout", "_pdrop", "layerdrop", "drop_path", "jitter")
-"""Parts of the names of settings, in configs and modules, for noise in training mode."""
+"""Parts of names of settings, in configs and modules, for noise in training mode."""
 
 
 def check_logits(config: PretrainedConfig) -> None:
-    """Checks that logits are the last hidden state times the head's weight. Needs no values of the model.
+    """Checks that logits are the last hidden state times the head's weight. Works without the model's values.
 
     Raises:
         SpecError: the architecture computes its logits in another way.
@@ -66,7 +66,7 @@ def prove_policy(policy: Callable[..., Any], config: PretrainedConfig, device: t
 
 
 def switch_off_noise(model: PreTrainedModel) -> None:
-    """Switches off dropout, jitter and the like, in the configs and in modules that have copied the settings.
+    """Switches off dropout, jitter and similar noise, in the configs and in modules that have copied the settings.
 
     The importance ratio compares two passes, so noise in training mode would count as a change of the policy.
     """
@@ -92,7 +92,7 @@ def _refused(config: PretrainedConfig, reason: str) -> SpecError:
 
 
 def _other_way_to_logits(config: PretrainedConfig) -> str:
-    """Returns the model's operations between last hidden state and logits, besides the head's product.
+    """Returns the model's operations between last hidden state and logits, other than the head's product.
 
     The result is empty if there are none or if they cannot be determined. Tensors are fake, so operations are recorded
     and nothing is computed."""
@@ -107,7 +107,7 @@ def _other_way_to_logits(config: PretrainedConfig) -> str:
 
 
 def _in_tail(config: PretrainedConfig, *, layers: bool) -> str:
-    """Returns the operations between last hidden state and logits, see above. Raises any error of the model.
+    """Runs the model and returns the same as `_other_way_to_logits`. Raises any error of the model.
 
     Args:
         layers: whether the layers run too. The operations after the last layer are the same without them.
@@ -145,7 +145,7 @@ class _Tail(TorchDispatchMode):
         self._hidden: list[Tensor] = []
 
     def begin(self, _module: nn.Module, _arguments: Any, outputs: Any) -> None:
-        """Starts the recording; a hook after the decoder's pass."""
+        """Starts the recording. It is a hook that runs after the decoder's pass."""
         if (states := getattr(outputs, "last_hidden_state", None)) is not None:
             self._hidden = [states]
 

@@ -23,25 +23,26 @@ from rpg.pretrained import is_installed
 ATTENTION = "rpg_packed"
 """Name of this attention for transformers models."""
 LONG = 512
-"""Fewest queries of a response for a causal kernel. It skips keys that no query sees, which then saves more time than
-the zero queries in place of the prompt's cost."""
+"""Smallest number of a response's queries for which a causal kernel is used. For so many, the kernel saves more time by
+skipping keys that no query sees than it loses by computing zero queries in place of the prompt."""
 
 
 NEWER_FLASH = {"FA3": ("flash_attn_interface", (9,)), "FA4": ("flash_attn.cute.interface", (9, 10))}
 """torch's name of a newer flash attention -> its module, and the major compute capabilities of the GPUs on which it
 runs. The first usable one is chosen."""
 _LARGEST_ERROR = 0.05
-"""Largest accepted relative difference, in norm, of attention and its gradient from those of PyTorch's kernel. Rounding
-to bfloat16 gives 0.01."""
+"""Largest accepted relative difference, in norm, between this attention and PyTorch's kernel, and between their
+gradients. Rounding to bfloat16 gives 0.01."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedSegment:
-    """A piece of a row: a prompt, a response, or both together."""
+    """A contiguous piece of a row: a prompt, a response, or both together."""
 
     length: int
     prompt: range = range(0)
-    """Positions in the row of the prompt that it continues; empty unless the prompt is a separate segment."""
+    """Positions, in the row, of the prompt that the segment continues; empty unless the prompt is a separate
+    segment."""
 
 
 class Packing:
@@ -56,8 +57,8 @@ class Packing:
         self.families = families
         self.segments = tuple(_segments(families))
         self.blocks = tuple((segment, len(list(alike))) for segment, alike in groupby(self.segments))
-        """Runs of equal neighbouring segments, whose attention is computed together: one segment of each run and their
-        number."""
+        """Groups of equal neighbouring segments, whose attention is computed together: the first segment of each group,
+        and their number."""
         self.layers = 0
         """Number of layers whose attention has used this packing so far."""
         self._device = device
@@ -65,19 +66,19 @@ class Packing:
 
     @cached_property
     def position_ids(self) -> Tensor:
-        """Position of each of this rank's tokens in its sequence. [1, tokens]"""
+        """Returns the position of each of this rank's tokens in its sequence. [1, tokens]"""
         return self.places
 
     @cached_property
     def places(self) -> Tensor:
-        """Position of each token in its sequence. [1, tokens]"""
+        """Returns the position of each token in its sequence. [1, tokens]"""
         places = [torch.arange(each.length) + len(each.prompt) for each in self.segments]
         return torch.cat(places)[None].to(self._device, non_blocking=True)
 
     @cached_property
     def keys(self) -> Tensor | None:
-        """Positions in the row of the keys that each segment may see, segment by segment: those of its prompt, then its
-        own. None if these are simply the row's positions."""
+        """Returns the positions, in the row, of the keys that each segment may see, segment by segment: those of its
+        prompt, then its own. None if these are simply the row's positions."""
         if not any(each.prompt for each in self.segments):
             return None
         ends = accumulate(each.length for each in self.segments)
@@ -90,12 +91,12 @@ class Packing:
 
     @cached_property
     def query_bounds(self) -> Tensor:
-        """Start of each segment, and the end of the last one. [segments + 1], int32"""
+        """Returns the start of each segment, and the end of the last one. [segments + 1], int32"""
         return self._bounds([each.length for each in self.segments])
 
     @cached_property
     def key_bounds(self) -> Tensor:
-        """Bounds of the segments among `keys`. [segments + 1], int32"""
+        """Returns the bounds of the segments among `keys`. [segments + 1], int32"""
         return self._bounds([each.length + len(each.prompt) for each in self.segments])
 
     def _bounds(self, lengths: list[int]) -> Tensor:
@@ -108,7 +109,8 @@ class Packing:
         return _attend(query, key, value, self, scaling, sliding_window)
 
     def mask(self, queries: int, keys: int, window: int | None, like: Tensor) -> Tensor | None:
-        """Returns the mask to add to the scores, with the last query at the last key; None if plain causality suffices.
+        """Returns the mask to add to the scores. The last query corresponds to the last key. None if plain causality
+        suffices.
 
         All layers and all responses to a prompt share one mask, which is kept until their backward pass.
         """
@@ -147,7 +149,8 @@ def packed_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Returns attention that is causal within each sequence of a packed row; without `packing`, transformers' own.
+    """Returns attention that is causal within each sequence of a packed row. Without `packing`, returns transformers'
+    own attention.
 
     Shapes as in transformers: query [1, query heads, tokens, dim], key and value [1, key heads, tokens, dim]; returns
     [1, tokens, query heads, dim].
@@ -220,15 +223,15 @@ def _causal(
 
 @cache
 def _has_flash(device: torch.device) -> bool:
-    """Returns whether PyTorch's kernel for sequences of unequal length runs there: on GPUs of compute capability 8.0 or
-    more."""
+    """Returns whether PyTorch's kernel for sequences of unequal length runs on the device, a GPU of compute capability
+    8.0 or more."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, window: int | None
 ) -> Tensor:
-    """Calls PyTorch's kernel for sequences of unequal length, which takes head sizes up to 256 that are multiples of 8.
+    """Calls PyTorch's kernel for sequences of unequal length. It accepts head sizes that are multiples of 8, up to 256.
 
     There too a segment's last query is aligned with its last key, so a response sees all of its prompt.
     """
@@ -254,22 +257,23 @@ def _flash(
 
 
 def newer_flash(major: int) -> str:
-    """Returns the name of a newer flash attention that is installed and runs on GPUs of a major compute capability;
-    empty if there is none."""
+    """Returns the name of a newer flash attention that is installed and runs on GPUs of this major compute capability;
+    empty if none does."""
     fitting = (name for name, (module, majors) in NEWER_FLASH.items() if major in majors and is_installed(module))
     return next(fitting, "")
 
 
 @cache
 def use_newer_flash(device: torch.device) -> None:
-    """Makes PyTorch compute attention, that over sequences of unequal length included, by FlashAttention 3 or 4 (Shah
-    2024, arXiv:2407.08608), if one is installed and correct."""
+    """Makes PyTorch compute attention, including that over sequences of unequal length, with FlashAttention 3 or 4
+    (Shah 2024, arXiv:2407.08608), if one is installed and correct."""
     if device.type == "cuda" and (name := newer_flash(torch.cuda.get_device_capability(device)[0])):
         activate_if_right(name, device, torch.bfloat16)
 
 
 def activate_if_right(name: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Activates it in this process, unless it fails or a small row's attention or gradient differs with it."""
+    """Activates a newer flash attention in this process, unless it fails, or changes the attention or gradient of a
+    small row."""
     expected = _small_row(device, dtype)
     try:
         torch.nn.attention.activate_flash_attention_impl(name)
@@ -298,8 +302,8 @@ def _small_row(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
 
 @cache
 def _shared_keys() -> dict[str, Any]:
-    """Returns the kernel's options for query heads that share keys. Before torch 2.12 it allows them without an
-    option."""
+    """Returns the kernel's options for query heads that share keys. Before torch 2.12 the kernel needs no option for
+    them."""
     from torch.nn.attention.varlen import varlen_attn
 
     return {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}

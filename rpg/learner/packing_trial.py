@@ -1,4 +1,4 @@
-"""A test before training: whether sequences in a packed row are computed as if each were alone."""
+"""Tests, before training, whether sequences in a packed row are computed as if each were alone."""
 
 import math
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from rpg.pretrained import context_of
 from rpg.processes import ranks
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-"""Precision -> largest accepted mean distance of logprobs in a packed row from those of the same sequence alone, as a
-share of the logprobs' own spread. Measured on random models of 2 to 12 layers on a CPU: at most 8e-7 and 0.012 if the
-sequences are kept separate, at least 0.54 if not."""
+"""Precision -> largest accepted mean difference between logprobs in a packed row and those of the same sequence alone,
+as a share of the logprobs' standard deviation. Measured on random models of 2 to 12 layers on a CPU: at most 8e-7 and
+0.012 if the sequences are kept separate, at least 0.54 if not."""
 _LONGEST = 88
-"""Tokens of the longest sequence, if the model's context allows it."""
+"""Number of tokens of the longest sequence, if the model's context allows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class PackingTrial:
     """The result of the test, the same on all ranks."""
 
     difference: float
-    """Mean difference of the responses' logprobs over their standard deviation, on the rank with the largest value.
-    Infinite if the model's attention does not know packed rows or returns NaN."""
+    """Mean difference of the responses' logprobs, divided by their standard deviation, on the rank with the largest
+    value. Infinite if the model's attention does not know packed rows or returns NaN."""
     tolerance: float
 
     @property
@@ -47,8 +47,8 @@ class PackingTrial:
 def try_packing(
     policy: Callable[..., tuple[Tensor, Tensor]], config: PretrainedConfig, device: torch.device, *, precision: str
 ) -> PackingTrial:
-    """Compares the logprobs of three responses to a prompt, in one row after another sequence, with those of each
-    alone.
+    """Compares the logprobs of three responses to a prompt, packed in one row after another sequence, with those of
+    each response alone.
 
     All ranks call it. The policy is tested, since no list of architectures would cover all failures: layers of another
     kind, a state that runs along the row, or sequence bounds that do not reach the attention. The mean over many tokens

@@ -24,7 +24,7 @@ from specs.schema.training import Training
 
 
 class Passes:
-    """The forward passes of a policy, which give its logprobs. All ranks make the same calls in the same order."""
+    """The forward passes of a policy, which compute its logprobs. All ranks make the same calls in the same order."""
 
     def __init__(
         self, policy: Callable[..., Any], config: PretrainedConfig, training: Training, device: torch.device
@@ -45,7 +45,8 @@ class Passes:
             self._sequence_group = SequenceGroup(training.sequence_parallel_size, config)
         self._replays = True
         self.packing_trial: PackingTrial | None = None
-        """Test whether the model computes packed rows correctly; None if the spec asks for none."""
+        """Result of the test whether the model computes packed rows correctly; None if the spec does not ask for packed
+        rows."""
         if training.packing and training.precision == "bfloat16" and training.attention == "auto":
             use_newer_flash(device)
         if training.packing:
@@ -71,7 +72,7 @@ class Passes:
         return self.packing_trial is not None and self.packing_trial.keeps_apart
 
     def set_temperature(self, temperature: float) -> None:
-        """Sets the divisor of the logits in the passes to come."""
+        """Sets the temperature by which later passes divide the logits."""
         policy: Any = getattr(self._policy, "module", self._policy)  # an engine has the policy inside
         policy.temperature = temperature
 
@@ -100,7 +101,7 @@ class Passes:
 
     @torch.no_grad()
     def given(self, input_ids: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
-        """Returns the logprobs of tokens in padded rows at temperature 1, nats; routers choose for themselves. [n]
+        """Returns the logprobs of tokens in padded rows at temperature 1, nats. Routers choose experts themselves. [n]
 
         Args:
             input_ids: token ids, padded on the right. [b, L]
@@ -120,7 +121,8 @@ class Passes:
     def compared(
         self, batch: Microbatch, divergence: Divergence, rows: ReferenceRows
     ) -> tuple[Tensor, Tensor, StateDivergence]:
-        """Returns `logprobs`, and the divergence of the policy from these rows at each state, differentiable. [n]"""
+        """Returns the results of `logprobs`, and the policy's divergence from these rows at each state, differentiable.
+        [n]"""
         logprobs, entropies, *state = self._whole(batch, compares=(divergence, rows))
         return logprobs, entropies, StateDivergence(*state)
 
@@ -141,8 +143,8 @@ class Passes:
         host_sources: Tensor | None = None,
         experts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See `Policy.forward`. If ranks share their rows, a packed row belongs to their group; without `host_sources`,
-        the sources on the host, it waits for the device."""
+        """See `Policy.forward`. If ranks share their rows, a packed row belongs to their group. Without `host_sources`,
+        a copy of the sources on the host, the call waits for the device."""
         if self._sequence_group and packing:
             on_host = sources.cpu() if host_sources is None else host_sources
             return self._sequence_group.logprobs(
@@ -154,7 +156,7 @@ class Passes:
 
     @contextmanager
     def choosing_experts(self) -> Iterator[None]:
-        """Lets routers choose for themselves within the block, as for a policy that did not sample."""
+        """Lets routers choose experts themselves within the block, as for a policy that did not sample."""
         self._replays = False
         try:
             yield
@@ -163,7 +165,7 @@ class Passes:
 
 
 def frozen_passes(weights_dir: Path, training: Training, *, temperature: float, device: torch.device) -> Passes:
-    """Returns the passes of a model that is never trained, whole on this rank. Arguments and errors are those of
+    """Returns the passes of a model that is never trained and is whole on this rank. Arguments and errors are those of
     `open_teacher`."""
     model = frozen_model(weights_dir, training)
     policy: Any = Policy(model, temperature=temperature)

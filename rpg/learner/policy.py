@@ -148,7 +148,8 @@ class Policy(nn.Module):
         return logprobs, logits.float().abs().max() * torch.finfo(logits.dtype).eps
 
     def choose_experts(self) -> None:
-        """Lets the routers choose for themselves from the next pass on, even a sampler's: it may share them."""
+        """Lets the routers choose experts themselves from the next pass on. This also affects a sampler that shares
+        them."""
         if self.routers:
             self.routers.give(None)
 
@@ -182,7 +183,8 @@ def frozen_model(weights_dir: Path, training: Training) -> PreTrainedModel:
 
 
 def attention_share(model: PreTrainedModel) -> float:
-    """Returns the coefficient of n^2 (attention) relative to n (products with weights) in a sequence's operations.
+    """Returns the coefficient of n^2 (attention), relative to that of n (products with weights), in the number of
+    operations for n tokens.
 
     A token costs 2 operations per weight. Half of all pairs see each other; each pair costs 4 operations per layer and
     element of a token's queries.

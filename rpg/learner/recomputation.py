@@ -1,4 +1,4 @@
-"""Selects the activations that a layer keeps for its backward pass if it recomputes the others.
+"""Selects the activations that a layer keeps for its backward pass. The others are recomputed.
 
 A layer that keeps only its input is recomputed completely: a third more arithmetic. Nearly all of that arithmetic is in
 matrix products and attention; more than half of the memory is in the operations between them: norms, rotations, the
@@ -16,11 +16,11 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-"""Products with weights. Batched products are excluded: in attention written as plain operations each has a value for
-every pair of tokens."""
+"""Products with weights. Batched products are excluded: in attention that is written as plain operations, they have a
+value for every pair of tokens."""
 _NARROW = 16
-"""Aspect ratio (width over height) of a weight above which its product is recomputed: it costs little, and its result
-takes as much memory as any. The second factor of an adapter is such a weight."""
+"""A product with a weight is recomputed if the weight's aspect ratio (width over height) is above this. Such a product
+costs little, and its result takes as much memory as others. The second factor of an adapter is such a weight."""
 
 
 def recompute_activations(model: PreTrainedModel, *, selective: bool) -> None:
@@ -57,7 +57,7 @@ def _operations() -> frozenset[Any]:
 
 
 class _Chosen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Mode that shows torch's own context only the operations whose results are kept.
+    """Dispatch mode that passes on to torch's own context only the operations whose results are kept.
 
     That context refuses a recomputation that calls other operations than the forward pass. At ZeRO 3 it may do so:
     which weights a layer's pass gathers depends on those that are already gathered.
@@ -74,6 +74,6 @@ class _Chosen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_narrow(weight: torch.Tensor) -> bool:
-    """Returns whether a product with a weight [height, width] is recomputed, see _NARROW."""
+    """Returns whether a product with a weight [height, width] is recomputed; see _NARROW."""
     height, width = weight.shape
     return width > _NARROW * height

@@ -24,7 +24,8 @@ Policy = Callable[..., tuple[Tensor, Tensor]]
 
 
 class SequenceGroup:
-    """A group of this rank and its neighbours, which compute each pass together. All ranks make the same calls."""
+    """A group of neighbouring ranks, including this one, that compute each pass together. All ranks make the same
+    calls."""
 
     def __init__(self, size: int, config: PretrainedConfig) -> None:
         """Forms the group of this rank. All ranks call it.
@@ -100,7 +101,7 @@ class SequenceGroup:
         return collect(logprobs, *places), collect(entropies, *places)
 
     def _from_first(self, row: "_Row") -> "_Row":
-        """Returns the first rank's row on all ranks of the group; tensors stay on their device."""
+        """Returns the first rank's row on all ranks of the group. Tensors stay on their device."""
         sizes = row.input_ids.shape[1], row.families, row.counts
         length, families, counts = ranks.from_rank(self.first, sizes, self._group)
         count = sum(counts)
@@ -119,7 +120,7 @@ def check_heads(size: int, *, heads: int, key_heads: int) -> None:
         fitting = [str(n) for n in range(2, heads + 1) if not heads % n and (not key_heads % n or not n % key_heads)]
         raise SpecError(
             Issue(
-                "the model's attention heads do not divide among the ranks",
+                "the model's attention heads do not divide evenly among the ranks",
                 path=("training", "sequence_parallel_size"),
                 given=f"{size} for {heads} heads of queries and {key_heads} of keys",
                 allowed=", ".join(["1", *fitting]),
@@ -129,7 +130,7 @@ def check_heads(size: int, *, heads: int, key_heads: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A packed row and the tokens whose logprobs are requested, see `Policy.forward`."""
+    """A packed row and the tokens whose logprobs are requested; see `Policy.forward`."""
 
     input_ids: Tensor
     sources: Tensor
@@ -140,12 +141,12 @@ class _Row:
 
 
 def _part_length(input_ids: Tensor, parts: int) -> int:
-    """Returns the tokens of each part of a row [1, L]; the last part may be padded."""
+    """Returns the number of tokens in each part of a row [1, L]. The last part may be padded."""
     return -(-input_ids.shape[1] // parts)
 
 
 class _PackedPart(Packing):
-    """A rank's part of a packed row. All parts have the same length: an unused sequence pads the last one."""
+    """A rank's part of a packed row. All parts have the same length, because an unused sequence pads the last one."""
 
     def __init__(self, row: _Row, *, part: int, parts: int, attention: Callable[..., Any]) -> None:
         missing = -row.input_ids.shape[1] % parts
@@ -159,7 +160,7 @@ class _PackedPart(Packing):
 
     @cached_property
     def position_ids(self) -> Tensor:
-        """Positions of this part's tokens. [1, L / parts]"""
+        """Returns the positions of this part's tokens. [1, L / parts]"""
         return self.places[:, self.start : self.end].contiguous()
 
     def attend(
@@ -183,8 +184,8 @@ def _attend_with_some_heads(
 
 
 class _Collected(torch.autograd.Function):
-    """Function that collects the values of a group's ranks on all of them, and returns the first rank's gradient to
-    them."""
+    """Autograd function that collects the values of a group's ranks on all of them, and returns the first rank's
+    gradient to each."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, places: Tensor, count: int, group: Any, first: int) -> Tensor:

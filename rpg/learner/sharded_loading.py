@@ -1,4 +1,5 @@
-"""Loads a model that fits on no device, at ZeRO 3: rank 0 reads it, and each parameter is cut into shards."""
+"""Loads, at ZeRO 3, a model that is too large for one device: rank 0 reads it, and each parameter is cut into
+shards."""
 
 from pathlib import Path
 from typing import Any

@@ -20,8 +20,8 @@ from rpg.processes import ranks
 _STEM = "learner"
 _WEIGHT = "weight"
 _HOW_COMPUTED = {"fused", "foreach", "capturable", "differentiable", "maximize"}
-"""Settings of a parameter group that change how an update is computed but not its result. They are not saved, since
-another machine may choose others."""
+"""Settings of a parameter group that change how an update is computed but not its result. They are not saved, because
+another machine may choose other values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Span:
 
     parameter: str
     start: int
-    """Index of its first element in the flattened parameter."""
+    """Index of the part's first element in the flattened parameter."""
     offset: int
-    """Index of its first element in the flattened stepped tensor."""
+    """Index of the part's first element in the flattened stepped tensor."""
     count: int
 
 
@@ -42,12 +42,13 @@ class Stepped:
 
     values: Tensor
     states: dict[Tensor, dict[str, Any]]
-    """State of the optimizer for every tensor that it steps."""
+    """The optimizer's state of every tensor that it steps."""
     spans: list[Span]
 
     @property
     def state(self) -> dict[str, Any]:
-        """The optimizer's state of this tensor; empty before its first update. Reading it adds no entry."""
+        """Returns the optimizer's state of this tensor; empty before its first update. Does not add an entry to the
+        optimizer."""
         return self.states.get(self.values, {})
 
     def pieces(self, key: str, values: Tensor) -> Iterator[Piece]:
@@ -61,7 +62,8 @@ class Stepped:
         return {key: value for key, value in self.state.items() if self._elementwise(value)}
 
     def numbers(self) -> dict[str, list[float | str]]:
-        """Returns the states with a single value: [value, dtype]; dtype is empty if the value is not a tensor.
+        """Returns the states that have a single value, each as [value, dtype]. dtype is empty if the value is not a
+        tensor.
 
         Raises:
             RuntimeError: a state has neither one value nor one for each weight.
@@ -124,7 +126,7 @@ def load(engine: Any, model: nn.Module, directory: Path) -> None:
 
 @torch.no_grad()
 def reset(engine: Any, model: nn.Module) -> None:
-    """Sets the optimizer's state to that before the first update, in place.
+    """Resets the optimizer's state, in place, to that before the first update.
 
     The newest iterate `z` of schedule-free AdamW becomes the average, which the stepped tensors hold between steps.
     """
@@ -151,7 +153,7 @@ def load_weights(model: nn.Module, directory: Path) -> None:
 
 
 def _fill(stepped: Stepped, files: PieceFiles, keys: set[str]) -> None:
-    """Fills the weights and the states of one stepped tensor; an existing state is filled in place."""
+    """Fills the weights and the states of one stepped tensor. An existing state is filled in place."""
     for piece in stepped.pieces(_WEIGHT, stepped.values):
         files.fill(piece)
     if keys:
@@ -187,7 +189,8 @@ def _whole(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
 
 
 def _partitions(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
-    """Yields the stepped tensors of ZeRO 1 and 2: a group's parameters end to end, cut into one partition per rank."""
+    """Yields the stepped tensors of ZeRO 1 and 2: the parameters of a group are laid end to end and cut into one
+    partition per rank."""
     for flat, parameters in zip(optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups, strict=True):
         spans = [
             Span(names[id(parameter)], *held) for parameter in parameters if (held := fragment(parameter)) is not None
@@ -196,8 +199,8 @@ def _partitions(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
 
 
 def _shards(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
-    """Yields the stepped tensors of ZeRO 3: a group's shards end to end; each parameter is cut into one shard per rank,
-    the last ones padded."""
+    """Yields the stepped tensors of ZeRO 3: the shards of a group are laid end to end. Each parameter is cut into one
+    shard per rank; the last shards are padded."""
     for flat, parameters in zip(optimizer.fp32_partitioned_groups_flat, optimizer.fp16_groups, strict=True):
         spans, offset = [], 0
         for parameter in parameters:

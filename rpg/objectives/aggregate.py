@@ -1,4 +1,4 @@
-"""Reduces token losses and a mask to the loss of an update: the only place that divides a loss."""
+"""Reduces token losses and a mask to the loss of an update. No other module divides a loss."""
 
 from typing import assert_never
 
@@ -17,7 +17,7 @@ def aggregate(
     num_sequences: float,
     max_response_length: int,
 ) -> Tensor:
-    """Returns this microbatch's part of the update's loss; the parts of all microbatches and ranks add up to it.
+    """Returns this microbatch's part of the update's loss. The parts of all microbatches and ranks add up to the loss.
 
     token_mean: sum / num_tokens; sequence_mean: the mean over the update's responses of their token means;
     sequence_sum: sum / num_sequences; fixed_length: sum / (num_sequences * max_response_length).

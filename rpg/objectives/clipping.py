@@ -1,4 +1,4 @@
-"""Clips of the importance ratio: which entries they mark, and on which side. Parameters are margins around ratio 1.
+"""Clips of the importance ratio: the entries that they mark, and on which side. Parameters are margins around ratio 1.
 
 `regularized` and `rivals` define the weight of a marked entry.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    """The marks of a clip: bool, in the shape of the ratio. At most one of the three is True for an entry."""
+    """The marks of a clip, each bool in the shape of the ratio. For each entry at most one of the three is True."""
 
     low: Tensor
     """Ratio below the lower margin."""

@@ -65,7 +65,8 @@ def correction_weight(
 
 
 def _of_unit(logprobs: Tensor, response_mask: Tensor, correction: Correction) -> Tensor:
-    """Returns the log-probability of each token, or that of its response or its tokens' mean [batch, 1]. Constant."""
+    """Returns the log-probability of each token, of its response, or the mean over the response's tokens [batch, 1].
+    Constant."""
     mask = response_mask != 0
     logprobs = torch.where(mask, logprobs.detach().to(torch.promote_types(logprobs.dtype, torch.float32)), 0.0)
     match correction.over:

@@ -1,4 +1,4 @@
-"""Divergences at a state, summed over the vocabulary or over the reference's most likely tokens.
+"""Divergences at a state that are summed over the vocabulary or over the reference's most likely tokens.
 
 The sum has the exact gradient of the part of the divergence that it covers, in every state, whichever token was
 sampled. The sampled token estimates only the rest: with `top_k` the tokens outside of the sum, with `level: to_go` the
@@ -20,7 +20,7 @@ from specs.schema.objective import Divergence
 
 @dataclass(frozen=True, slots=True)
 class StateDivergence:
-    """The divergence of policy and reference at the state before each token, over the summed tokens. Nats."""
+    """The divergence between policy and reference at the state before each token, over the summed tokens. Nats."""
 
     value: Tensor
     """The objective's divergence. Differentiable."""
@@ -29,14 +29,14 @@ class StateDivergence:
     forward: Tensor
     """Sum of π - π_ref - π_ref log r, ≥ 0. Constant."""
     outside: Tensor
-    """Whether the sampled token is outside of the sum, bool. False everywhere if the sum is over the vocabulary."""
+    """Whether the sampled token is outside the sum, bool. False everywhere if the sum is over the vocabulary."""
 
     def each(self, function: Callable[[Tensor], Tensor]) -> "StateDivergence":
         """Returns the results of a function on every tensor."""
         return StateDivergence(*map(function, (self.value, self.reverse, self.forward, self.outside)))
 
     def where(self, mask: Tensor, dtype: torch.dtype) -> "StateDivergence":
-        """Returns the values in another type, with 0 at entries that the mask leaves out."""
+        """Returns the values in another type, with 0 at entries outside the mask."""
 
         def counted(values: Tensor) -> Tensor:
             return torch.where(mask, values.to(dtype), 0.0)
@@ -76,12 +76,13 @@ def summed(divergence: Divergence, logprobs: Tensor, ref_logprobs: Tensor) -> Te
 
 
 def log_share(log_ratio: Tensor) -> Tensor:
-    """Returns log(2 r / (1 + r)), the log-ratio of a policy to the mean of two, from that of the two."""
+    """Returns log(2 r / (1 + r)), the log-ratio of a policy to the mean of the two policies, given log r, the log-ratio
+    of the two."""
     return torch.nn.functional.logsigmoid(log_ratio) + math.log(2)
 
 
 def over_tokens(divergence: Divergence, logprobs: Tensor, ref_logprobs: Tensor, outside: Tensor) -> StateDivergence:
-    """Returns the divergences of states from the logprobs of the tokens to sum over, which are in the last dimension.
+    """Returns the divergences at states, given the logprobs of the tokens to sum over, which are in the last dimension.
 
     Args: as in `summed`; outside: see `StateDivergence`.
     """
@@ -94,7 +95,7 @@ def over_tokens(divergence: Divergence, logprobs: Tensor, ref_logprobs: Tensor, 
 def of_logits(
     divergence: Divergence, logits: Tensor, ref_logits: Tensor, *, top_k: int = 0, token_ids: Tensor | None = None
 ) -> StateDivergence:
-    """Returns the divergences of states from the logits of both policies, held whole.
+    """Returns the divergences at states, given the whole logits of both policies.
 
     Args:
         logits: [batch, time, vocabulary], the policy's. Differentiable.

@@ -167,14 +167,15 @@ def to_go_weight(divergence: Divergence, log_ratio: Tensor, terms: Terms, *, per
 
 
 def to_go_loss(divergence: Divergence, terms: Terms) -> Tensor:
-    """Returns a loss whose gradient is minus that of `to_go_weight`, token by token: −SG(K) log π, since K is not a
-    value of a divergence."""
+    """Returns a loss for the weight K of `to_go_weight`, token by token: −SG(K) log π. Its value is not that of a
+    divergence."""
     return -to_go_weight(divergence, terms.log_ratio, terms) * terms.log_policy
 
 
 def state_loss(divergence: Divergence, terms: Terms) -> Tensor:
-    """Returns the divergence at each token's state, summed over tokens; at level to_go of a forward one times the
-    product of q before the token, which makes the sampler's states the reference's.
+    """Returns the divergence at each token's state, summed over the vocabulary. For a forward divergence at level to_go
+    it is multiplied by the product of q before the token, which turns the sampler's distribution of states into the
+    reference's.
 
     Returns: nats, one number per token. Differentiable by the state's value.
     """
@@ -183,7 +184,7 @@ def state_loss(divergence: Divergence, terms: Terms) -> Tensor:
 
 
 def rest_weight(divergence: Divergence, log_ratio: Tensor, terms: Terms, *, per_ratio: bool = False) -> Tensor:
-    """Returns the sampled token's K beside a sum over tokens.
+    """Returns the sampled token's K in addition to a sum over the vocabulary.
 
     Its own K if it is outside of the sum; and at level to_go, unless the divergence is forward, −w times the divergence
     of the later states of its response.
@@ -208,7 +209,8 @@ def rest_weight(divergence: Divergence, log_ratio: Tensor, terms: Terms, *, per_
 
 
 def rest_loss(divergence: Divergence, terms: Terms) -> Tensor:
-    """Returns the sampled token's D beside a sum over tokens; at level to_go −SG(K) log π, as `to_go_loss`."""
+    """Returns the sampled token's D in addition to a sum over the vocabulary. At level to_go it is −SG(K) log π, as in
+    `to_go_loss`."""
     assert terms.state is not None
     if terms.to_go:
         return -rest_weight(divergence, terms.log_ratio, terms) * terms.log_policy
@@ -216,15 +218,15 @@ def rest_loss(divergence: Divergence, terms: Terms) -> Tensor:
 
 
 def _reached(terms: Terms, divergence: Divergence) -> Tensor:
-    """Returns the factor that makes the sampler's states those of the divergence: at level to_go of a forward one the
-    product of q before each token. Constant."""
+    """Returns the factor that turns the sampler's distribution of states into the divergence's. For a forward
+    divergence at level to_go it is the product of q before each token, else 1. Constant."""
     if terms.to_go and divergence in _FORWARD:
         return bounded_exp(terms.log_reference_so_far - terms.log_reference)
     return torch.ones_like(terms.log_reference)
 
 
 def _later(divergence: Divergence, terms: Terms) -> Tensor:
-    """Returns the divergence of the states after each token's own, in its response. Constant."""
+    """Returns the divergence summed over the later states of each token's response. Constant."""
     assert terms.state is not None
     sampled = LOSSES[divergence](terms).detach()
     if divergence == "unnormalized_reverse":

@@ -23,19 +23,19 @@ class ObjectiveEvaluation:
     losses: Tensor
     """Losses of the tokens, as `token_losses` returns them."""
     weight: Tensor
-    """m, the factor of ∇log π in minus the gradient of the sum of the losses; without a divergence that is summed over
-    tokens, whose gradient is not along it."""
+    """m, the factor of ∇log π in minus the gradient of the sum of the losses. A divergence that is summed over the
+    vocabulary is left out, because its gradient is not a multiple of ∇log π."""
     ratio: Tensor
-    """π/π_old of the objective's unit: the token, the response, or the response's geometric mean."""
+    """π/π_old of the token, of the response, or the response's geometric mean, as the objective uses it."""
     clipped_low: Tensor
-    """Whether the lower margin of the clip acts, bool; at most one side acts on a token."""
+    """Whether the lower margin of the clip acts, bool. At most one side acts on a token."""
     clipped_high: Tensor
     """Whether the upper margin acts, bool."""
     clipped_dual: Tensor
     """Whether the bound for negative advantages acts, bool."""
     kl_reverse: Tensor
-    """Estimate of KL(π ‖ π_ref) at each token, nats, ≥ 0; its mean over tokens is unbiased, in the states that the
-    sampler visits. With `kl: full` exact at each state, as is the next."""
+    """Estimate of KL(π ‖ π_ref) at each token, nats, ≥ 0. Its mean over tokens is unbiased for the states that the
+    sampler visits. With `kl: full` this and the next field are exact at each state."""
     kl_forward: Tensor
     """Estimate of KL(π_ref ‖ π) at each token, nats."""
     kl_behaviour: Tensor
@@ -95,7 +95,7 @@ def token_losses(
     token_ids: Tensor | None = None,
     state: StateDivergence | None = None,
 ) -> Tensor:
-    """Returns the loss of each token, to minimise; not masked, not averaged: see aggregate.py.
+    """Returns the loss of each token, to minimise. It is neither masked nor averaged; see aggregate.py.
 
     Args:
         objective: from a spec, or from `specs.parse_objective`. If schedules change it over training, pass the result
@@ -159,8 +159,8 @@ def _counted_states(
 
 
 def _losses(objective: Objective, batch: TokenBatch) -> tuple[Tensor, Clipped, Terms, Terms]:
-    """Returns for a prepared batch the losses with the penalty, the marks of the clip, and the terms of the objective's
-    ratio and of single tokens."""
+    """Returns, for a prepared batch, the losses with the penalty, the marks of the clip, the terms with the objective's
+    ratio, and the terms of single tokens."""
     tokens = token_terms(batch)
     terms = tokens if objective.ratio_over == "token" else TERMS[objective.ratio_over](batch)
     losses, clipped = equation(objective, terms)

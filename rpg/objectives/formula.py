@@ -1,4 +1,4 @@
-"""Evaluates a user's own objectives: those of a package, and formulas that `specs/schema/formula.py` has parsed.
+"""Evaluates users' own objectives: those of packages, and formulas that `specs/schema/formula.py` has parsed.
 
 A formula is compiled once for its parameters: operations on numbers alone are computed then, equal operations only
 once.
@@ -48,7 +48,7 @@ def packaged(objective: PackagedObjective, terms: Terms) -> tuple[Tensor, Clippe
 
 
 def _marks(acts: Tensor, terms: Terms) -> Clipped:
-    """Returns the entries for which the condition `clipped` holds, by side."""
+    """Returns the entries for which the condition `clipped` holds, by side of the clip."""
     if acts.dim() == 0:
         return nothing_clipped(terms.ratio)
     low = acts & (terms.ratio < 1)
@@ -71,9 +71,9 @@ class Step:
     node: Node
     apply: Callable[..., Any]
     arguments: tuple[Any, ...]
-    """Arguments of the operation: each is a place among the steps, or a number."""
+    """Arguments of the operation. Each is a place among the steps, or a number."""
     of_terms: bool = False
-    """Whether the operation reads the terms, which are then its first argument."""
+    """Whether the operation needs the terms, which are then its first argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +85,17 @@ class _Place:
 
 @dataclass(slots=True)
 class Program:
-    """The steps of an objective's formulas in their order."""
+    """The steps of an objective's formulas, in order."""
 
     steps: list[Step] = field(default_factory=list)
     outcome: Any = 0.0
-    """Place of the value of the weight or loss, or a number."""
+    """Place of the weight's or loss's value, or a number."""
     clipped: Any = False
     """Place of the condition's value, or whether it holds everywhere."""
 
     @property
     def steps_of_outcome(self) -> int:
-        """Number of steps up to the weight or loss. Those after it compute the marks of the clip alone."""
+        """Returns the number of steps up to the weight or loss. Later steps compute only the marks of the clip."""
         return self.outcome.index + 1 if isinstance(self.outcome, _Place) else 0
 
     def values(self, terms: Terms) -> list[Any]:
@@ -107,8 +107,8 @@ class Program:
         return results
 
     def results(self, terms: Terms) -> tuple[Tensor, Tensor]:
-        """Returns the weight or loss of each entry, and the marks of the clip: a tensor without dimensions if it never
-        acts."""
+        """Returns the weight or loss of each entry, and the marks of the clip, which are a tensor without dimensions if
+        the clip never acts."""
         values, ratio = self.values(terms), terms.log_ratio
         outcome = values[self.outcome.index] if isinstance(self.outcome, _Place) else None
         clipped = values[self.clipped.index] if isinstance(self.clipped, _Place) else None
@@ -124,7 +124,7 @@ def _compiled(text: str, clipped: str, numbers: tuple[tuple[str, float], ...], o
     made, known, places = Program(), dict(numbers), dict[Node, Any]()
 
     def place(node: Node) -> Any:
-        """Returns the place of a node's value: its step, or the number itself."""
+        """Returns the place of a node's value: the index of its step, or the number itself."""
         if node not in places:
             places[node] = number_or_step(node)
         return places[node]
@@ -191,7 +191,7 @@ _LOGARITHMS: Mapping[str, Callable[[Terms], Tensor]] = MappingProxyType(
         "p_engine": _log_engine,
     }
 )
-"""Symbol -> its logarithm, which is never computed as the log of an exponential."""
+"""Symbol -> its logarithm. It is never computed as the log of an exponential."""
 _SYMBOLS: Mapping[str, Callable[[Terms], Tensor]] = MappingProxyType(
     {
         "w": _ratio,
@@ -210,7 +210,7 @@ _SYMBOLS: Mapping[str, Callable[[Terms], Tensor]] = MappingProxyType(
 
 
 def _over_tokens(terms: Terms, values: Value) -> Tensor:
-    """Returns values of the tokens, 0 on padding."""
+    """Returns values of the tokens, with 0 on padding."""
     return torch.where(terms.response_mask, values, torch.zeros_like(terms.log_ratio))
 
 
@@ -246,7 +246,7 @@ def _greatest(*values: Value) -> Value:
 
 
 def _paired(of_tensors: Callable[[Tensor, Tensor], Tensor], bound: str, one: Value, other: Value) -> Value:
-    """Returns the lesser or greater of two values; one of them may be a number."""
+    """Returns the lesser or greater of two values. One of them may be a number."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return of_tensors(one, other)
     if isinstance(other, Tensor):

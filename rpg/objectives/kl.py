@@ -53,7 +53,7 @@ ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"k1": k
 
 
 def reward_penalties(log_ref_ratio: Tensor, lengths: Tensor, *, estimator: str, credit: str) -> Tensor:
-    """Returns the amount that a penalty subtracts from the reward credited to each token, per unit of its coefficient.
+    """Returns the amount that a penalty subtracts from the reward of each token, per unit of the penalty's coefficient.
 
     It is the sum of the estimates at the policy that sampled, over the whole response or from the token on. With k1, on
     policy, both have exactly the expected gradient of the whole response's KL(pi || pi_ref); off policy they do not,

@@ -1,4 +1,4 @@
-"""Registry of equations by their class of the schema. Each equation registers itself where it is defined."""
+"""Registry of equations by class of the schema. Each equation registers itself at its definition."""
 
 from functools import singledispatch
 

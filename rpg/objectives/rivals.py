@@ -1,4 +1,4 @@
-"""Losses of the reward in rival objectives. Their penalty on the divergence, which all share, is in `kl`.
+"""The reward's part of the losses of rival objectives. The penalty on the divergence, which they share, is in `kl`.
 
 The expected gradient of each is that of the expected reward if the policy is the sampler, since then every ratio is 1
 and nothing is clipped. Off policy the clip biases it, and ratios of single tokens ignore the distribution of states.

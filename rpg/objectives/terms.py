@@ -49,15 +49,15 @@ class TokenBatch:
     response_mask: Tensor
     """1 on tokens that the policy sampled and is trained on. Values elsewhere, NaN included, change nothing."""
     entropy: Tensor | None = None
-    """Entropy of the policy being trained at each token, nats. Constant. This and the next two are needed only if a
-    formula reads them; they may be [batch, 1]."""
+    """Entropy of the policy being trained at each token, nats. Constant. This field and the next two are needed only if
+    a formula reads them. They may be [batch, 1]."""
     rollout_logprobs: Tensor | None = None
     """Logprobs of the same tokens by the engine that sampled them, nats. Constant."""
     rewards: Tensor | None = None
     """Reward of each token's response. Constant."""
     state: StateDivergence | None = None
-    """Divergence at the state before each token, [batch, time]; needed if the objective sums it over tokens. Its value
-    is differentiable too."""
+    """Divergence at the state before each token, [batch, time]. Needed if the objective sums it over the vocabulary.
+    Its value is differentiable too."""
 
     def __post_init__(self) -> None:
         tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "state"}
@@ -71,7 +71,8 @@ class TokenBatch:
             raise ValueError(f"all inputs must have one shape [batch, time]; given: {given}")
 
     def prepared(self) -> "TokenBatch":
-        """Returns the batch in float32 or wider, all except `logprobs` constant, the mask bool and padding 0."""
+        """Returns the batch in float32 or wider. All tensors except `logprobs` are constant, the mask is bool, and
+        padding is 0."""
         mask = self.response_mask.detach() != 0
         dtype = torch.promote_types(self.logprobs.dtype, torch.float32)
 
@@ -105,21 +106,21 @@ class Terms:
     log_reference: Tensor
     """log q of each entry. Constant."""
     advantages: Tensor
-    """A of each entry; for a response, the mean over its tokens. Constant."""
+    """A of each entry. For a response, the mean over its tokens. Constant."""
     share: Tensor
-    """Share of its entry's loss that a token gets: 1, or one over the tokens of the response."""
+    """Share of an entry's loss that each of its tokens gets: 1, or one over the response's number of tokens."""
     response_mask: Tensor
     """Whether each token counts, bool [B, T]."""
     log_engine: Tensor | None = None
-    """Log-probability of each entry under the engine that sampled. Constant, as are the next two."""
+    """Log-probability of each entry under the engine that sampled it. Constant, like the next two fields."""
     entropy: Tensor | None = None
     """Entropy of the policy at each token, or its mean over the response's tokens."""
     rewards: Tensor | None = None
     """Reward of each entry's response."""
     state: StateDivergence | None = None
-    """Divergence at the state before each token, summed over tokens; None if the sampled token estimates it."""
+    """Divergence at the state before each token, summed over the vocabulary; None if the sampled token estimates it."""
     to_go: bool = False
-    """Whether a token is credited with its response's divergence from itself on. Entries are then tokens."""
+    """Whether a token is credited with its response's divergence from this token on. Entries are then tokens."""
 
     @cached_property
     def log_ref_ratio_to_go(self) -> Tensor:
@@ -133,22 +134,21 @@ class Terms:
 
     @cached_property
     def lengths(self) -> Tensor:
-        """Number of tokens of each response that count, at least 1. [B, 1]"""
+        """Returns the number of tokens that count in each response, at least 1. [B, 1]"""
         return self.response_mask.sum(-1, keepdim=True).clamp(min=1)
 
     @cached_property
     def ratio(self) -> Tensor:
-        """w of each entry. Constant; a loss that differentiates the ratio uses `bounded_exp(log_ratio)`."""
+        """Returns w of each entry. Constant. A loss that differentiates the ratio uses `bounded_exp(log_ratio)`."""
         return bounded_exp(self.log_ratio.detach())
 
     @property
     def log_ref_ratio(self) -> Tensor:
-        """log r of each entry. Differentiable."""
+        """Returns log r of each entry. Differentiable."""
         return self.log_ratio - self.log_reference
 
     def per_token(self, losses: Tensor) -> Tensor:
-        """Returns the losses of entries spread over their tokens, [B, T], so that a response's tokens sum to its
-        loss."""
+        """Returns the losses of entries spread over their tokens, [B, T]. A response's tokens sum to its loss."""
         return (losses * self.share).expand_as(self.logprobs)
 
 
@@ -170,7 +170,8 @@ def token_terms(batch: TokenBatch) -> Terms:
 
 
 def sequence_terms(batch: TokenBatch) -> Terms:
-    """Returns the terms of a prepared batch with ratios of whole responses: sums of their tokens' log-ratios."""
+    """Returns the terms of a prepared batch with ratios of whole responses, whose log-ratios are the sums over
+    tokens."""
     share = 1 / batch.response_mask.sum(-1, keepdim=True).clamp(min=1).to(batch.logprobs.dtype)
     engine, entropy, rewards = batch.rollout_logprobs, batch.entropy, batch.rewards
     return Terms(
@@ -188,8 +189,8 @@ def sequence_terms(batch: TokenBatch) -> Terms:
 
 
 def geometric_mean_terms(batch: TokenBatch) -> Terms:
-    """Returns terms with the geometric mean of the ratios of a response's tokens; each token gets its response's whole
-    loss."""
+    """Returns terms with the geometric mean of the ratios of a response's tokens. Each token gets the whole loss of its
+    response."""
     whole = sequence_terms(batch)
     return replace(
         whole,

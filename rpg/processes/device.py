@@ -9,7 +9,7 @@ from specs.schema.execution import Resources
 
 
 def choose_device(resources: Resources) -> torch.device:
-    """Returns the device that the spec asks for; with auto, a GPU if the machine has one.
+    """Returns the device that the spec asks for. With auto, a GPU if the machine has one.
 
     Raises:
         SpecError: the spec asks for a GPU, but the machine has none.
@@ -25,19 +25,20 @@ def choose_device(resources: Resources) -> torch.device:
 
 
 def device_at_hand(resources: Resources) -> torch.device:
-    """Returns the spec's device for work that a CPU does equally well: the CPU if the machine has no GPU."""
+    """Returns the spec's device, or the CPU if the machine has no GPU. For work that a CPU does equally well."""
     return choose_device(resources if resources.device == "cpu" else resources.model_copy(update={"device": "auto"}))
 
 
 def no_gpu(resources: Resources) -> Issue | None:
-    """Returns the issue that the spec asks for a GPU, but the machine has none."""
+    """Returns an issue that says that the spec asks for a GPU but the machine has none."""
     if resources.device != "cuda" or torch.cuda.is_available():
         return None
     return Issue("there is no GPU here", path=("resources", "device"), given="cuda", allowed="auto, cpu")
 
 
 def use_threads(resources: Resources, *, processes: int = 1) -> None:
-    """Gives this process its share of the machine's cores, or as many threads as the spec or OMP_NUM_THREADS says.
+    """Sets this process's number of threads: as the spec or OMP_NUM_THREADS says, else its share of the machine's
+    cores.
 
     Args:
         resources: the spec's resources.

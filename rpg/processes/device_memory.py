@@ -1,4 +1,4 @@
-"""Measures this process's peak GPU memory, without tensors whose memory a sleeping engine has given back.
+"""Measures this process's peak GPU memory. Tensors whose memory a sleeping engine has released do not count.
 
 torch counts such tensors as allocated: vLLM's allocator unmaps their memory, but the tensors remain. The memory in use
 is torch's count minus these, so the peak is measured separately between the moments at which they change.
@@ -11,7 +11,7 @@ import torch
 
 
 class PeakMemory:
-    """A tracker of the most memory in use at once, bytes."""
+    """A tracker of the largest amount of memory in use at once, in bytes."""
 
     def __init__(self, highest_allocated: Callable[[], int], forget: Callable[[], None]) -> None:
         """

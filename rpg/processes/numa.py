@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     import torch
 
 _BOUND = "RPG_BOUND_TO_CPUS"
-"""Environment variable that says that this process's parent was bound here, and not by the user."""
+"""Environment variable that says that this module, and not the user, has bound this process's parent."""
 _SYSTEM = Path("/sys")
 _SECONDS = 30
 """Time limit of nvidia-smi."""
 
 
 def bind_to_gpu(device: "torch.device") -> None:
-    """Binds this process to the CPUs of its GPU's NUMA node. Does nothing if the user or the scheduler has bound it, if
-    there is one node, or if the system does not tell."""
+    """Binds this process to the CPUs of its GPU's NUMA node. Does nothing if the user or the scheduler has bound the
+    process, if there is one node, or if the node is unknown."""
     if device.type != "cuda":
         return
     with suppress(OSError, ValueError, AttributeError):  # AttributeError: this torch does not tell the address
@@ -50,13 +50,13 @@ def _bind(addresses: Iterable[str]) -> None:
 
 
 def unbind() -> None:
-    """Gives this process all CPUs if its parent was bound to those of another GPU."""
+    """Lets this process use all CPUs if its parent was bound to those of another GPU."""
     if os.environ.pop(_BOUND, ""):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 def cpus_near(address: str, system: Path = _SYSTEM) -> set[int]:
-    """Returns the CPUs of the NUMA node of a PCI device; all of the machine's if the device has none.
+    """Returns the CPUs of a PCI device's NUMA node; all CPUs of the machine if the device has no node.
 
     Args:
         address: such as 0000:65:00.0.

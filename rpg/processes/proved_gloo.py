@@ -25,11 +25,11 @@ _ATTEMPTS = 5
 
 
 class StrangerError(RuntimeError):
-    """Error raised if outsiders took a rank's place in every attempt."""
+    """Error raised if a process without the key took a rank's place in every attempt."""
 
 
 def _open(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
-    """Opens a process group on each of its ranks, called by PyTorch."""
+    """Opens a process group. PyTorch calls it on each rank of the group."""
     if size == 1:
         return ProcessGroupGloo(store, rank, size, timeout=timeout)
     for attempt in range(_ATTEMPTS):

@@ -1,4 +1,4 @@
-"""The data-parallel processes that a launcher starts: this one's rank, and the few collectives that they need.
+"""The data-parallel processes that a launcher starts: the rank of this process, and the collectives that they need.
 
 They exchange tensors, or values that `rpg.messages` encodes as bytes.
 """
@@ -31,16 +31,17 @@ _PATIENCE = timedelta(days=1)
 """Time limit of a collective on the host; the other ranks may be sampling. The launcher notices a rank that ends or
 loses its machine; `specs.machine.standstill` detects that no rank works any more."""
 _TOO_LATE = re.compile(r"Timed out waiting|timed out in|collective operation timeout")
-"""Messages of gloo and NCCL after the timeout of a collective. NCCL may also abort the process: see
+"""Messages of gloo and NCCL after a collective has timed out. NCCL may also abort the process; see
 `specs.machine.exit_cause.ranks_that_waited`."""
 _SETTLE_SECONDS = 10.0
 """Largest difference between the times at which two ranks notice the same timeout."""
 _LONGEST = 2**34
-"""Most bytes of a value that a rank sends."""
+"""Largest number of bytes of a value that a rank sends."""
 
 
 def join(device_type: str) -> None:
-    """Joins the process group that the launcher describes in the environment; without a launcher, a group of one.
+    """Joins the process group that the launcher describes in the environment, or a group of one if there is no
+    launcher.
 
     Args:
         device_type: cpu (gloo) or cuda (nccl for tensors on the GPU, gloo for those on the host).
@@ -65,7 +66,8 @@ def join_in(store: Store, device_type: str) -> None:
 
 @contextmanager
 def joined(device_type: str) -> Iterator[None]:
-    """Makes this process, within the block, one of those that a launcher has started; alone it joins no group."""
+    """Makes this process, within the block, a member of the group of processes that a launcher has started. A single
+    process joins no group."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
@@ -77,7 +79,7 @@ def joined(device_type: str) -> Iterator[None]:
 
 
 def leave() -> None:
-    """Leaves the group, so that torch prints no warning at exit."""
+    """Leaves the group. Otherwise torch would print a warning at exit."""
     if dist.is_initialized():
         dist.destroy_process_group()
         _host.clear()
@@ -100,12 +102,13 @@ def local_rank() -> int:
 
 
 def on_this_machine() -> int:
-    """Returns how many of the processes compute on this machine, as the launcher sets it; without a launcher, all."""
+    """Returns how many of the processes compute on this machine, as the launcher sets it. Without a launcher, all of
+    them do."""
     return int(os.environ.get("LOCAL_SIZE", str(world_size())))
 
 
 def total(values: Tensor) -> Tensor:
-    """Sums over the ranks, in place; on the host."""
+    """Sums over the ranks, in place and on the host."""
     if world_size() > 1:
         dist.all_reduce(values, group=_host_group())
         show_work()
@@ -113,7 +116,7 @@ def total(values: Tensor) -> Tensor:
 
 
 def largest(values: Tensor) -> Tensor:
-    """Computes the elementwise maximum over the ranks, in place; on the host."""
+    """Computes the elementwise maximum over the ranks, in place and on the host."""
     if world_size() > 1:
         dist.all_reduce(values, op=dist.ReduceOp.MAX, group=_host_group())
         show_work()
@@ -139,7 +142,7 @@ def all_to_all(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def any_rank(flag: bool) -> bool:
-    """Returns whether the flag is set on any rank; the same answer on all ranks."""
+    """Returns whether the flag is set on any rank. All ranks get the same answer."""
     return bool(largest(torch.tensor([int(flag)])).item())
 
 
@@ -163,7 +166,8 @@ def _gather(value: T, group: Callable[[], Any]) -> list[T]:
 
 
 class Channel:
-    """A separate group for collectives of another thread, which may run at the same time as the main thread's."""
+    """A separate group for collectives of another thread, which may run at the same time as those of the main
+    thread."""
 
     def __init__(self) -> None:
         """Creates the group. All ranks do so together, in their main threads."""
@@ -181,8 +185,8 @@ def gather_made(
     gather: Callable[[Any], list[Any]] = gather,
     for_others: Callable[[T], T] = lambda made: made,
 ) -> list[T]:
-    """Returns the results of all ranks, in their order. If one rank fails, all fail; otherwise the others would wait
-    for ever.
+    """Returns the results of all ranks, in their order. If one rank fails, all fail, because the others would otherwise
+    wait for ever.
 
     Args:
         what: short description of the result, for the error on the other ranks.
@@ -246,7 +250,7 @@ def from_first(value: T) -> T:
 
 
 def from_rank(first: int, value: T, group: Any) -> T:
-    """Returns on all ranks of a group the value of one of them. The group must carry host tensors."""
+    """Returns the value of one rank on all ranks of a group. The group must support host tensors."""
     content = _bytes(value) if rank() == first else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([len(content)])
     dist.broadcast(length, src=first, group=group)
@@ -278,7 +282,7 @@ _host: dict[str, Any] = {}
 
 
 def _host_group() -> Any:
-    """Returns a gloo group, so that objects need not go through a GPU."""
+    """Returns a gloo group, with which objects need not go through a GPU."""
     if "group" not in _host:
         _host["group"] = _patient_group()
     return _host["group"]
@@ -298,7 +302,7 @@ _limit = 0.0
 
 
 def bound_waits(seconds: float) -> None:
-    """Limits from now on how long the learner's collectives wait for another rank. Its groups must already exist.
+    """Sets how long the learner's collectives wait for another rank from now on. Its groups must already exist.
 
     This module's own groups wait without that limit: their ranks may be sampling.
     """

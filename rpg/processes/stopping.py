@@ -1,4 +1,4 @@
-"""Stops a trainer at the end of a step, when any of its ranks gets SIGTERM or a file requests it."""
+"""Stops a trainer at the end of a step after one of its ranks gets SIGTERM, or a file requests it."""
 
 import signal
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class StopAfterStep:
 
     @contextmanager
     def between_steps_only(self) -> Iterator[None]:
-        """Only records a signal within the block; the loop calls `agreed` after each step."""
+        """Only records signals within the block. The loop calls `agreed` after each step."""
         self._held = True
         try:
             yield

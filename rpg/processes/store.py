@@ -1,4 +1,4 @@
-"""A key-value store for the rendezvous of a launch's processes: one process serves it, the others query it over TCP.
+"""A key-value store for the rendezvous of a launch's processes. One process serves it, the others query it over TCP.
 
 PyTorch's own TCP store obeys any client and listens at every address of a machine. This store listens at one address,
 and each message carries a proof that its sender has the launch's key:
@@ -31,28 +31,28 @@ from torch.distributed.distributed_c10d import Store
 from specs.machine.launch import launch_key
 
 PATIENCE = timedelta(minutes=30)
-"""Time limit of a process's wait for the others, which may be waiting for GPUs."""
+"""Longest time that a process waits for the others, which may be waiting for GPUs."""
 
 _NONCE_BYTES = 32
 _FRAME = struct.Struct(">I32s")
-"""Frame of a message: its length and its proof."""
+"""Frame of a message: its length and its authentication code."""
 _LONGEST = 2**24
-"""Most bytes of a message."""
+"""Largest number of bytes of a message."""
 _LONGEST_UNPROVED = 2**16
-"""Most bytes of a connection's first message."""
+"""Largest number of bytes of a connection's first message."""
 _PROOF_SECONDS = 10.0
 """Time limit for a new connection's proof that it has the key."""
 _MOST_UNPROVED = 128
-"""Most simultaneous connections without a proof. Further ones are closed; their clients retry."""
+"""Largest number of simultaneous connections without a proof. Further ones are closed; their clients retry."""
 _RETRY_SECONDS = 0.05
 
 
 class _StrangerError(Exception):
-    """Error raised if the peer failed authentication: it does not have the launch's key."""
+    """Error raised if the peer failed authentication because it does not have the launch's key."""
 
 
 class _Line:
-    """A connection on which both ends prove each message."""
+    """A connection on which both ends authenticate each message."""
 
     def __init__(self, connection: socket.socket, key: bytes, *, keeper: bool) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -106,7 +106,7 @@ class _Line:
 
 
 def keep_store(address: tuple[str, int], key: bytes) -> Store:
-    """Returns the store in the process that serves it for the launch, for as long as that process lives.
+    """Starts to serve the launch's store in this process, for as long as the process lives, and returns the store.
 
     Args:
         address: address of this machine and a free port.
@@ -181,7 +181,7 @@ _METHODS: dict[str, Any] = {
     "delete": lambda store, _, key: store.delete_key(key),
     "count": lambda store, _: store.num_keys(),
 }
-"""Requests of clients: name -> function of the store, the seconds that it may wait, and the arguments."""
+"""Requests of clients: name -> function of the store, the seconds that it may wait, and its arguments."""
 
 
 class MembersStore(Store):
@@ -238,7 +238,7 @@ class MembersStore(Store):
         return True
 
     def clone(self) -> Store:
-        """Returns the client itself: threads share no connection."""
+        """Returns the client itself, because its threads do not share connections."""
         return self
 
     # Methods that PyTorch's own code calls, from C++.

@@ -1,4 +1,4 @@
-"""Writes a run's files for its readers: its directory, the rows of each step as Parquet segments, and its progress.
+"""Writes a run's files: its directory, the rows of each step as Parquet segments, and its progress.
 
 Imports `types`, batches and specs. The store reads these files without importing this package.
 """

@@ -1,4 +1,5 @@
-"""Shows training's progress: one live line on a terminal, one line per step elsewhere, progress.json for programs."""
+"""Shows the progress of training: a live line on a terminal, one line per step elsewhere, and progress.json for
+programs."""
 
 import shutil
 import sys
@@ -29,7 +30,7 @@ class ProgressFile:
             print(f"train: {message}", file=sys.stderr, flush=True)
 
     def evaluated(self, step: int, means: Mapping[str, float]) -> None:
-        """Adds an evaluation to the reports of all later steps: accuracy on each set, by `mean@k on SET`."""
+        """Adds an evaluation to the reports of all later steps: the accuracy on each set, named `mean@k on SET`."""
         figures = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
         self._evaluation = f"{figures} at step {step}"
 

@@ -1,4 +1,5 @@
-"""Records the provenance of a training process: its code, packages, machine and the variables that steer it.
+"""Records the provenance of a training process: its code, packages, machine, and the environment variables that affect
+it.
 
 It is written with each attempt of a run, since a run may resume elsewhere with other code or packages.
 """
@@ -26,13 +27,13 @@ _FIELD = re.compile(r"^(Name|Version): *(.*\S)", re.MULTILINE)
 
 
 def provenance_of(experiment: Experiment) -> dict[str, Any]:
-    """Returns an attempt's note about itself: its process's provenance, and the rows that the spec makes it record."""
+    """Returns the provenance of an attempt: that of its process, and the rows that the spec makes it record."""
     return {**_process(), "record": experiment.record.model_dump(mode="json")}
 
 
 @cache
 def _process() -> dict[str, Any]:
-    """Returns code, packages, machine and variables of this process, determined once.
+    """Returns code, packages, machine and variables of this process. They are determined once.
 
     Returns:
         code: version; of a Git checkout also commit, and diff: SHA-256 of uncommitted changes, empty without changes.
@@ -51,14 +52,15 @@ def _process() -> dict[str, Any]:
 
 
 def _name_and_version(package: Distribution) -> str:
-    """Returns NAME==VERSION from the head of the package's metadata: parsing all metadata takes over half a second."""
+    """Returns NAME==VERSION from the beginning of the package's metadata, because parsing all metadata takes over half
+    a second."""
     text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
     head = dict(_FIELD.findall(text.partition("\n\n")[0]))
     return f"{head.get('Name') or package.name}=={head.get('Version') or package.version}"
 
 
 def steering_variables(environment: dict[str, str]) -> dict[str, str]:
-    """Returns the variables that steer training, without secrets."""
+    """Returns the environment variables that affect training, without secrets."""
     chosen = {name: value for name, value in sorted(environment.items()) if name.startswith(STEERING)}
     secret = environment.get(NAMES, "").split(",")
     return {name: HIDDEN if name in secret else hide(value, environment) for name, value in masked(chosen).items()}

@@ -36,8 +36,8 @@ def write_rollouts(
     trained_version: int,
     reference_version: int,
 ) -> None:
-    """Writes one row per response that this rank holds. `problems` are all those of the run; `advantages` has one per
-    row."""
+    """Writes one row per response that this rank holds. `problems` are all problems of the run; `advantages` has one
+    value per row."""
     held, groups = rollouts.held, rollouts.group_ids[rollouts.held]
     asked = [problems[rollouts.problems[group]] for group in groups]
     scores = [rollouts.scores[response] for response in held]
@@ -111,8 +111,8 @@ def chosen_responses(run_id: str, step: int, count: int, share: float) -> np.nda
 def write_tokens(
     writer: SegmentWriter, step: int, rollouts: StepRollouts, ledger: Mapping[str, Tensor], chosen: np.ndarray
 ) -> None:
-    """Writes one row per token of the chosen responses that this rank holds. Values that are missing in the ledger,
-    such as all values of given tokens, become NULL.
+    """Writes one row per token of the chosen responses that this rank holds. Values that are missing in the token
+    table, such as all values of given tokens, become NULL.
 
     Args:
         ledger: columns of the token table. [M] each
@@ -123,7 +123,7 @@ def write_tokens(
     positions = np.arange(len(sampled)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
     def known(values: np.ndarray) -> np.ndarray:
-        """Returns [M] values of the sampled tokens as [N], with NaN at the given ones."""
+        """Returns [M] values of the sampled tokens as [N], with NaN at the given tokens."""
         if len(values) == len(sampled):
             return values
         spread = np.full(len(sampled), np.nan, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""A run's directory as the trainer sees it: the files that it reads and writes there."""
+"""The files in a run's directory that the trainer reads and writes."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from specs.schema.experiment import Experiment
 INITIAL_RESPONSES = "initial_responses.json"
 """File of responses to the evaluation sets by the policy before training."""
 Accuracies = Mapping[int, Mapping[str, float]]
-"""Step at which training evaluated its policy -> evaluation set -> accuracy, 0 to 1."""
+"""Step after which training evaluated its policy -> evaluation set -> accuracy, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class RunDirectory:
 
     @property
     def guards(self) -> Path:
-        """File of the roll-backs by the run's guards; it exists after the first one."""
+        """File with the roll-backs by the run's guards. It exists after the first roll-back."""
         return self.path / "guards.json"
 
     @property
@@ -138,7 +138,7 @@ def accuracies_in(noted: Mapping[str, Any]) -> Accuracies:
 
 
 def best_step(accuracies: Accuracies, dataset: str) -> int:
-    """Returns the step with the best accuracy on a set, the latest among equals; 0 if none was measured on it.
+    """Returns the step with the best accuracy on a set; of equal steps, the latest. 0 if no step was measured on it.
 
     Example:
         >>> best_step({20: {"aime": 0.3}, 40: {"aime": 0.3}, 60: {"aime": 0.1}}, "aime")

@@ -1,4 +1,4 @@
-"""Writes a run's rows as Parquet segments: whole files, durable before they get their name, and never changed
+"""Writes a run's rows as Parquet segments. Each file is complete and durable before it gets its name, and never changes
 afterwards."""
 
 import os
@@ -50,7 +50,7 @@ class SegmentWriter:
     """
 
     def __init__(self, run_dir: Path, run_id: str, attempt: int, *, rank: int = 0, ranks: int = 1) -> None:
-        """Opens a run's segments. `rank`: number of this rank among the `ranks` that write large tables."""
+        """Opens a run's segments. `rank`: index of this rank among the `ranks` that write large tables."""
         self.run_id = run_id
         self.attempt = attempt
         self._root = run_dir / "segments"
@@ -91,8 +91,8 @@ class SegmentWriter:
         self.columns(EventRow, {"step": [step], "kind": kind, "message": hide(message), "recorded_at": now})
 
     def flush(self) -> None:
-        """Writes and syncs the rows added since the last flush, the tables in parallel, since syncing is mostly
-        waiting."""
+        """Writes and syncs the rows added since the last flush. Tables are written in parallel, because syncing is
+        mostly waiting."""
         list(self._threads.map(self._write, self._pending))
         self._pending.clear()
         self._steps.clear()
@@ -120,7 +120,7 @@ def _array(value: Any, kind: pa.DataType, length: int) -> pa.Array:
 
 
 def _publish(directory: Path, name: SegmentName, rows: pa.Table) -> None:
-    """Writes a segment to a temporary file, then renames it to its name with the digest of its content."""
+    """Writes a segment to a temporary file, then renames it. The final name contains a digest of the content."""
     with explained(directory / str(name)):
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.glob(f"{str(name).removesuffix('.parquet')}*")):

@@ -1,4 +1,5 @@
-"""Replays recorded rollouts under another objective: computes the losses and gradient weights that it would have had.
+"""Replays recorded rollouts under another objective: computes the losses and gradient weights that the objective would
+have had.
 
 `step` recomputes one step's loss, `tally` sums it up, and `comparison` compares two objectives; they need no model,
 only advantages, batches, objectives and `metrics`. `kept` loads a checkpoint's policy and reference, and sums

@@ -1,5 +1,5 @@
-"""Compares two objectives on the same recorded tokens: how well their gradients agree, and on which tokens they
-differ."""
+"""Compares two objectives on the same recorded tokens: how well their gradients agree, and on which tokens they differ
+most."""
 
 import heapq
 from dataclasses import dataclass, field
@@ -53,7 +53,8 @@ class GradientComparison:
 
 @dataclass(slots=True)
 class LargestDifferences:
-    """The tokens on which two objectives differ most, after scaling the gradient of each on a step to length 1."""
+    """The tokens on which two objectives differ most. The gradient of each objective on a step is first scaled to
+    length 1."""
 
     most: int = 10
     _heap: list[tuple[float, int, dict[str, Any]]] = field(default_factory=list)

@@ -1,4 +1,5 @@
-"""Computes an objective's gradient by the parameters, on a recorded step, at the weights of a checkpoint."""
+"""Computes an objective's gradient with respect to the parameters, on a recorded step, at the weights of a
+checkpoint."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from specs.schema.experiment import Experiment
 
 @dataclass(frozen=True, slots=True)
 class ParameterGradient:
-    """The gradient of a step's loss by the trained parameters."""
+    """The gradient of a step's loss with respect to the trained parameters."""
 
     parts: list[Tensor]
     """One tensor per parameter, in its shape, float32."""

@@ -111,8 +111,9 @@ def summed_states(
     found: dict[Sum, StateDivergence] = {}
     change = 0.0
     for divergence, top_k in sums:
-        values = [torch.zeros(size) for _ in range(3)]
-        states = found[divergence, top_k] = StateDivergence(*values, torch.zeros(size, dtype=torch.bool))
+        none = torch.zeros(size)
+        states = StateDivergence(none, none.clone(), none.clone(), none.bool())
+        found[divergence, top_k] = states
         for minibatch in kept.minibatches(recorded, experiment):
             for batch in filter(lambda each: each.counts, minibatch.passes):
                 logprobs, _, state = kept.passes.compared(batch, divergence, references[top_k].read(batch))

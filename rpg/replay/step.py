@@ -29,7 +29,7 @@ from specs.schema.objective import Divergence, Objective, RegularizedObjective
 from specs.schema.schedule import constant
 
 PASS_TOKENS = 2**18
-"""Tokens, padding included, that are processed at once; they take some hundred bytes each."""
+"""Number of tokens, including padding, that are processed at once. Each takes a few hundred bytes."""
 Sum = tuple[Divergence, int]
 """A divergence, and the number of the reference's most likely tokens that it is summed over; 0 for all of them."""
 
@@ -40,10 +40,10 @@ class RecordedStep:
 
     step: int
     rollouts: StepRollouts
-    """Rollouts of the step. Prompts and given tokens may be left out if only losses are needed: no loss depends on
-    them."""
+    """Rollouts of the step. Prompts and given tokens may be left out if only losses are needed, because losses do not
+    depend on them."""
     positions: npt.NDArray[np.int64]
-    """Position of each sampled token in its response, given tokens included. [M]"""
+    """Position of each sampled token in its response, counting given tokens. [M]"""
     ledger: dict[str, Tensor]
     """Columns of the token table, NaN for tokens that were not trained on. [M] each"""
     advantages: npt.NDArray[np.float64]
@@ -53,14 +53,14 @@ class RecordedStep:
 
     @property
     def trained(self) -> Tensor:
-        """Whether each token was trained on, so that all its logprobs are recorded, bool. [M]"""
+        """Returns whether each token was trained on, bool. All logprobs of such a token are recorded. [M]"""
         return _trained(self.ledger)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedStep:
-    """The values of an objective for a recorded step's tokens. [M] each, 0 or False for tokens that were not trained
-    on."""
+    """The values of an objective for a recorded step's tokens, [M] each. They are 0 or False for tokens that were not
+    trained on."""
 
     trained: Tensor
     """Whether the token was trained on."""
@@ -69,13 +69,13 @@ class ReplayedStep:
     losses: Tensor
     """Loss of each token with correction and bonus, before the aggregation."""
     weight: Tensor
-    """m: minus the derivative of the objective's token losses by log π."""
+    """m: minus the derivative of the objective's token losses with respect to log π."""
     correction: Tensor
-    """Factor of `rollout.correction` on a token's loss."""
+    """Factor that `rollout.correction` puts on a token's loss."""
     share: Tensor
-    """Factor of the aggregation on a token's loss."""
+    """Factor that the aggregation puts on a token's loss."""
     gradient: Tensor
-    """m times the correction and the share; without the bonus."""
+    """m times the correction and the share, without the bonus."""
     bonus: Tensor
     """The entropy bonus's part of the token losses."""
     penalty: Tensor
@@ -83,7 +83,7 @@ class ReplayedStep:
     penalty_weight: Tensor
     """The divergence's part of the weight."""
     ratio: Tensor
-    """This and all later fields: as in `ObjectiveEvaluation`."""
+    """This and all later fields are those of `ObjectiveEvaluation`."""
     clipped: Tensor
     clipped_low: Tensor
     clipped_high: Tensor

@@ -11,14 +11,14 @@ _AVERAGED = tuple(field.name for field in fields(ReplayedStep) if field.name in 
 
 @dataclass(slots=True)
 class Tally:
-    """The sums of an objective over tokens and steps, which add up exactly."""
+    """Sums of an objective's values over tokens and steps. Tallies of different steps can be added exactly."""
 
     updates: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     largest_ratio: float = 0.0
 
     def add(self, replayed: ReplayedStep, updates: int) -> None:
-        """Adds a step that made this number of updates."""
+        """Adds a step with this number of updates."""
         self.updates += updates
         tokens = replayed.trained
         wide = {

@@ -1,4 +1,4 @@
-"""Scorers of responses. If a scorer raises, hangs or dies, only its sample is affected: it gets a recorded error.
+"""Scorers of responses. If a scorer raises, hangs or dies, only its sample is affected and gets a recorded error.
 
 `functions` holds our rewards, one a module. `score` defines a scorer's verdict on a response. `pool` and `worker` run
 scorers in processes; `sealing` decides which of these processes run in bubblewrap. A user's own reward is written in
@@ -40,8 +40,8 @@ __all__ = [
 
 
 def refusals(experiment: Experiment) -> list[Issue]:
-    """Returns the reasons why this machine may not run an experiment, each with its place in the spec: it cannot score
-    with one of the rewards (see `refusal`), or lacks what its tools need."""
+    """Returns the reasons why this machine may not run an experiment, each with its place in the spec: the machine
+    cannot score with one of the rewards (see `refusal`), or lacks a requirement of the tools."""
     found = ((at, refusal(reward)) for at, reward in experiment.rewards())
     refused = [replace(issue, path=(*at, *issue.path[1:])) for at, issue in found if issue]
     rollouter = experiment.rollout.rollouter
@@ -75,7 +75,8 @@ def open_scorers(experiment: Experiment, place: Place | None = None) -> Scorer:
 
 
 def open_scorer(reward: Reward, place: Place | None = None) -> Scorer:
-    """Opens the scorer that a spec names: a context manager that can be called any number of times, from any thread.
+    """Opens the scorer that a spec names, as a context manager. The scorer can be called any number of times, from any
+    thread.
 
     Args:
         reward: the reward to score with.
@@ -99,7 +100,7 @@ def open_scorer(reward: Reward, place: Place | None = None) -> Scorer:
 
 
 class _BySet(Scorer):
-    """A Scorer that hands each response to the scorer of its problem's set."""
+    """A Scorer that passes each response to the scorer of its problem's set."""
 
     def __init__(self, own: Mapping[str, Scorer], default: Scorer, scorers: Sequence[Scorer]) -> None:
         """Takes the scorers.
@@ -140,7 +141,7 @@ class _Checked(Scorer):
 
 
 class _OfTerms(Scorer):
-    """A Scorer of a weighted sum with a term that waits or may run text of a response. Each term has its own scorer, so
+    """A Scorer of a weighted sum in which a term waits, or may run text of a response. Each term has its own scorer, so
     that a response's code cannot change another term's score."""
 
     def __init__(self, reward: WeightedSum, place: Place) -> None:
@@ -188,7 +189,7 @@ def _after(pending: "Sequence[Future[Score]]", score: Callable[[], Score]) -> "F
 
 
 class _InThreads(Scorer):
-    """A Scorer for a reward whose programs run in the sandbox. It runs as many at a time as the reward allows."""
+    """A Scorer for a reward that runs programs in the sandbox, as many at a time as the reward allows."""
 
     def __init__(self, reward: Reward) -> None:
         reward.prepare()
@@ -200,7 +201,7 @@ class _InThreads(Scorer):
         return self._threads.submit(self._score, problem, response)
 
     def close(self) -> None:
-        """Waits for running programs; those that have not started get no verdict."""
+        """Waits for running programs. Those that have not started get no verdict."""
         self._threads.shutdown(cancel_futures=True)
 
     def _score(self, problem: Problem, response: str) -> Score:
@@ -217,14 +218,14 @@ class _InProcess(Scorer):
         self._reward = reward
 
     def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":  # noqa: ARG002
-        """See Scorer; the verdict is available at once."""
+        """See Scorer. The verdict is available at once."""
         score: Future[Score] = Future()
         score.set_result(verdict(self._reward, problem, response))
         return score
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
-        """See Scorer. Makes no futures, which take as long as a score."""
+        """See Scorer. Avoids futures, which would take as long as a score."""
         return [verdict(self._reward, *pair) for pair in zip(problems, responses, strict=True)]
 
     def close(self) -> None:
-        """Does nothing: this scorer holds no resources."""
+        """Does nothing, because this scorer holds no resources."""

@@ -1,4 +1,4 @@
-"""Answers that a scorer would evaluate, parsed before it sees them: no text of a response runs as code.
+"""Parsing of answers that a scorer would evaluate, so that no text of a response runs as code.
 
 `literal` reads lists and other literals, `arithmetic` whole numbers and operators, `formula` also symbols and
 elementary functions. Each returns a new text written from the parsed answer; an empty one if parsing failed.
@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 _LONGEST = 10_000
-"""Most characters of an answer that is parsed."""
+"""Largest number of characters of an answer that is parsed."""
 _DEEPEST = 60
 """Deepest nesting of expressions."""
 _LARGEST_SIZE = 8192
-"""Most digits, or highest degree, to which an expression may grow."""
+"""Largest number of digits, or highest degree, to which an expression may grow."""
 _LARGEST_EXPONENT = 256.0
 _INTEGER = re.compile(r"[0-9]{1,50}")
 _NUMBER = re.compile(r"([0-9]{1,50}\.?[0-9]{0,50}|\.[0-9]{1,50})([eE][+-]?[0-9]{1,2})?")
@@ -31,7 +31,7 @@ _FUNCTIONS: dict[str, Callable[..., complex]] = {
     "csc": lambda value: 1 / cmath.sin(value),
     "cot": lambda value: 1 / cmath.tan(value),
 }
-"""Functions that a formula may have, by their SymPy names -> implementation."""
+"""Functions that a formula may have: SymPy name -> implementation."""
 _SIGNS: dict[type[ast.AST], str] = {
     ast.Add: "+",
     ast.Sub: "-",
@@ -44,7 +44,8 @@ _SIGNS: dict[type[ast.AST], str] = {
 
 
 def literal(answer: str, texts: Collection[str]) -> str:
-    """Returns the answer if it is one of these texts; otherwise its literal, such as a list of lists, in normal form.
+    """Returns the answer if it is one of these texts. Otherwise reads it as a literal, such as a list of lists, and
+    returns that in normal form.
 
     Example:
         >>> literal("[ [0, 1],  ['a'] ]", []), literal("0 1", ["0 1"]), literal("[print()]", [])
@@ -94,14 +95,14 @@ def _written(answer: str, numbers: re.Pattern[str], reserved: Callable[[str], bo
 
 
 _Read = tuple[str, int, complex | None]
-"""An expression's text, the size that it may grow to, and its value; None if it has symbols."""
+"""An expression's text, the size that it may grow to, and its value (None if it has symbols)."""
 
 
 class _Formula:
     """A reader of the expressions of a formula. It raises ValueError for an expression of an unknown kind."""
 
     def __init__(self, text: str, numbers: re.Pattern[str], reserved: Callable[[str], bool] | None) -> None:
-        """Takes the text and the accepted numbers. `reserved`: see `formula`; None means that no names are allowed."""
+        """Args: the text, and the accepted numbers. `reserved`: see `formula`; None means that no names are allowed."""
         self._lines = text.encode().splitlines(keepends=True)
         self._numbers, self._reserved = numbers, reserved
 

@@ -24,23 +24,23 @@ from specs.machine.standstill import show_work
 from specs.schema.reward import Reward
 
 _START_SECONDS = 120.0
-"""Most seconds that a worker may take to start: it imports its library, which takes seconds, and more on a busy
-machine."""
+"""Longest time in seconds that a worker may take to start. It imports its library, which takes seconds, and more on a
+busy machine."""
 _GRACE_SECONDS = 1.0
-"""Seconds after the time limit. A worker reports a time-out itself; one that has not by then is killed."""
+"""Seconds after the time limit at which a worker is killed. Workers normally report time-outs themselves before."""
 _DEATH_SECONDS = 2.0
 """Seconds to wait for an exit code: the output of a dying process ends a moment before its exit code is known."""
 _RUNNING_CODE = Limits(processes=0)
-"""Limits of a worker that starts a process for each response, which may start none."""
+"""Limits of a worker that starts a process for each response. That process may not start others."""
 _UNSEALED = Limits(processes=0, file_bytes=1 << 30, open_files=4096)
 """Limits of scorers that run no text of a response. They may start processes and keep files."""
 _MOST_NOISE = 1 << 14
-"""Bytes at the end of standard error that are searched for the cause of death."""
+"""Number of bytes at the end of standard error that are searched for the cause of death."""
 _STARTS = 3
-"""Failed starts of a worker in a row after which the scorer itself counts as broken."""
+"""Number of consecutive failed starts of a worker after which the scorer itself counts as broken."""
 
 _PAUSES = (0.5, 2.0, 8.0, 30.0)
-"""Seconds before each retry of a response for which a service did not answer."""
+"""Seconds before each retry for a response whose service did not answer."""
 _NUMBERS = itertools.count()
 
 
@@ -52,20 +52,21 @@ class _Task:
     """Earliest time to score it, on the monotonic clock."""
     number: int = field(default_factory=_NUMBERS.__next__, init=False)
     request: str = field(compare=False)
-    """A line of JSON."""
+    """The request as a line of JSON."""
     tries: int = field(default=0, compare=False)
     verdict: "Future[Score]" = field(default_factory=Future, compare=False, init=False)
     """Future that receives the verdict."""
 
 
 class WorkerPool(Scorer):
-    """A Scorer whose reward runs in worker processes, each with one response at a time. They start on demand and stay.
+    """A Scorer whose reward runs in worker processes. Each scores one response at a time. They start on demand and
+    stay.
 
     A thread of the pool starts and serves them, since they die with the thread that started them.
     """
 
     def __init__(self, reward: Reward, *, workers: int = 1) -> None:
-        """Takes the reward. `workers` is the most processes."""
+        """Args: the reward, and `workers`, the largest number of processes."""
         self._reward = reward
         self._size = workers
         self._workers: list[_Worker] = []
@@ -89,7 +90,7 @@ class WorkerPool(Scorer):
         return task.verdict
 
     def close(self) -> None:
-        """Ends the thread and the workers; waiting tasks get no verdict."""
+        """Ends the thread and the workers. Waiting tasks get no verdict."""
         if self._closing:
             return
         self._closing = True
@@ -133,7 +134,7 @@ class WorkerPool(Scorer):
             worker.answer(readable=worker in ready)
 
     def _give_up(self, error: Exception) -> None:
-        """Fails all waiting tasks with the error; the next task starts new workers."""
+        """Fails all waiting tasks with the error. The next task starts new workers."""
         with self._lock:
             waiting = [*self._todo, *self._later, *(worker.task for worker in self._workers if worker.task)]
             self._todo.clear()
@@ -144,7 +145,7 @@ class WorkerPool(Scorer):
 
 
 class _Worker:
-    """One process that starts, is idle, or scores one response."""
+    """One worker process, which is starting, idle, or scoring a response."""
 
     def __init__(self, reward: Reward, later: list[_Task]) -> None:
         """Starts the process. `later` is the heap for tasks to retry."""
@@ -165,7 +166,7 @@ class _Worker:
         return self._process.stdout.fileno()
 
     def take(self, todo: deque[_Task]) -> None:
-        """Begins the next task if it is free."""
+        """Begins the next task if the worker is free."""
         if self.busy or not todo:
             return
         # Killed while idle, perhaps by the kernel's out-of-memory killer, or it printed unexpectedly: no sample's
@@ -180,7 +181,8 @@ class _Worker:
         self.send()
 
     def send(self) -> None:
-        """Writes as much of the request as the process accepts, so that one that does not read blocks no other."""
+        """Writes as much of the request as the process accepts, so that a process that does not read cannot block
+        others."""
         try:
             self.unsent = self.unsent[os.write(self.input, self.unsent) :]
         except BlockingIOError:
@@ -189,7 +191,8 @@ class _Worker:
             self.unsent = memoryview(b"")
 
     def answer(self, *, readable: bool) -> None:
-        """Passes on the verdict on its task, once there is one: the worker's, or an error if it was late or died."""
+        """Passes on the verdict on the task once it exists: the worker's, or an error if the worker was late or
+        died."""
         if readable:
             part = os.read(self.fileno(), 1 << 16)
             self._received += part
@@ -234,7 +237,8 @@ class _Worker:
         return _RUNNING_CODE if runs_code(self._reward) else None
 
     def _job(self) -> bytes:
-        """Returns the worker's first line, JSON; see `worker.main`. An argument would have a size limit."""
+        """Returns the worker's first line of input, JSON; see `worker.main`. A command-line argument would have a size
+        limit."""
         variant = type(self._reward)
         job = [f"{variant.__module__}:{variant.__qualname__}", self._reward.model_dump_json(), runs_code(self._reward)]
         return json.dumps(job).encode() + b"\n"
@@ -255,7 +259,7 @@ class _Worker:
             return self._died("the scorer's output is not a verdict")
 
     def _died(self, reason: str = "") -> Score:
-        """Replaces the process. Returns the task's verdict, with `reason` or the way in which the process ended."""
+        """Replaces the process. Returns the task's verdict, whose error is `reason` or how the process ended."""
         ending = self._process.ending(0 if reason else _DEATH_SECONDS)
         self._noise.seek(-min(_MOST_NOISE, self._noise.seek(0, os.SEEK_END)), os.SEEK_END)
         stderr = self._noise.read().decode(errors="replace").strip()

@@ -26,14 +26,14 @@ from specs.schema.reward import Reward
 FULL_MARK = 1.0
 """Value from which a response counts as correct, under every scorer that is not graded."""
 LONGEST_VERDICT = 16 << 20
-"""Longest verdict, in bytes. A verdict has the extracted answer, which is at most a whole response. Also the most
-characters of a text."""
+"""Longest verdict, in bytes. A verdict includes the extracted answer, which is at most a whole response. Also the
+largest number of characters of a text."""
 _LONGEST_REASON = 1 << 14
-"""Most characters of an error that are kept."""
+"""Largest number of characters of an error that are kept."""
 _LONGEST_NAME, _MOST_TERMS = 200, 1000
-"""Most characters of a term's name, and most terms of a score."""
+"""Largest number of characters of a term's name, and of terms in a score."""
 _MOST_REASONS = 3
-"""Most kinds of failure that a sentence names."""
+"""Largest number of kinds of failure that a sentence names."""
 _FINITE = sys.float_info.max
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
@@ -45,21 +45,22 @@ class Score:
     """Verdict on one response."""
 
     value: float
-    """The reward. If the scorer failed, the least value that the reward declares, or else 0; in training at most the
-    least of its group, penalties counted."""
+    """The reward. If the scorer failed, the least value that the reward declares, else 0. In training a failure is at
+    most the least value of its group, with penalties."""
     correct: bool | None
-    """Whether the value reaches the full mark; for a weighted sum, whether the first term's does. None if the reward is
-    graded."""
+    """Whether the value reaches the full mark. For a weighted sum, whether the first term's value does. None if the
+    reward is graded."""
     extracted: str | None = None
     """Answer that the scorer read from the response; None if it found none."""
     error: str | None = None
-    """Why the scorer failed: words of the exception, with file and line of the reward. None if it did not fail."""
+    """Why the scorer failed: the exception's message, with file and line of the reward. None if it did not fail."""
     away: bool = False
-    """Whether it failed because a service did not answer. That is not the reward's fault: the response is retryable."""
+    """Whether the scorer failed because a service did not answer. That is not the reward's fault, and the response is
+    retryable."""
     penalty: float = 0.0
-    """Number added to the value for properties that the scorer does not see, such as the length; at most 0."""
+    """Number, at most 0, that is added to the value for properties that the scorer does not see, such as the length."""
     turns: float = 0.0
-    """Sum of the rewards that the environment gave for the response's turns; added to the value."""
+    """Sum of the rewards that the environment gave for the response's turns. It is added to the value."""
     terms: dict[str, float] = field(default_factory=dict)
     """Name of each term of a weighted sum -> its value, not weighted."""
     weights: dict[str, float] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class Score:
 
     @classmethod
     def of(cls, value: float, extracted: str | None) -> Self:
-        """Returns the verdict of a scorer that worked. Unpaired surrogates in the answer become `?`."""
+        """Returns the verdict of a scorer that did not fail. Unpaired surrogates in the answer become `?`."""
         if isinstance(extracted, str) and not extracted.isascii():
             extracted = extracted.encode(errors="replace").decode()
         return cls(value=value, correct=bool(value >= FULL_MARK), extracted=extracted)
@@ -92,7 +93,7 @@ class Score:
 
 
 def scores_vary(scores: Sequence[Score], *, by_term: bool) -> bool:
-    """Returns whether a group's scores differ, so that it gives a gradient. Penalties on the length do not count.
+    """Returns whether a group's scores differ, without penalties on length. Only such a group gives a gradient.
 
     Args:
         scores: the scores of the responses to one prompt.
@@ -109,7 +110,7 @@ def scores_vary(scores: Sequence[Score], *, by_term: bool) -> bool:
 
 
 def _differ(values: Sequence[float]) -> bool:
-    """Returns whether numbers differ by more than rounding, which gives no advantage."""
+    """Returns whether numbers differ by more than rounding errors."""
     return bool(values) and not math.isclose(max(values), min(values), rel_tol=1e-9)
 
 
@@ -126,7 +127,7 @@ _SCORE, _SAID = TypeAdapter(Score), TypeAdapter(_Said)
 
 
 def received(line: bytes | bytearray, *, ran_text: bool) -> Score:
-    """Returns the verdict that a worker sent as JSON. Raises ValueError if the line is no verdict.
+    """Returns the verdict that a worker sent as JSON. Raises ValueError if the line is not a verdict.
 
     Args:
         ran_text: whether the worker may have run text of a response, which may have written the line. Then only value,
@@ -140,12 +141,12 @@ def received(line: bytes | bytearray, *, ran_text: bool) -> Score:
 
 def verdict(reward: Reward, problem: Problem, response: str) -> Score:
     """Returns the reward's score of a response, or a failed score with the reason. Raises SandboxError if the sandbox
-    failed, and not the reward."""
+    failed instead of the reward."""
     return checked(reward, _verdict(reward, problem, response))
 
 
 def checked(reward: Reward, score: Score) -> Score:
-    """Returns the score, checked against the reward's declarations. Every verdict passes here.
+    """Returns the score after a check against the reward's declarations. Every verdict goes through this function.
 
     An invalid score becomes a failure with the reason. Under a graded reward `correct` is None, and a response on which
     the reward fails gets the least value that the reward declares, or 0.
@@ -181,7 +182,7 @@ def failures_at_worst(scores: Sequence[Score]) -> list[Score]:
 def _valid(reward: Reward, score: Score) -> Score:
     """Returns the score with plain numbers. Raises ValueError for values that cannot be recorded or trained on."""
     if not isinstance(score, Score):
-        raise ValueError(f"{score!r:.200} is no Score")
+        raise ValueError(f"{score!r:.200} is not a Score")
     largest, least = reward.largest_value(), reward.worst_value()
     value, correct = number("value", score.value, largest), _plain(score.correct)
     if score.error is None and least is not None and value < least and not math.isclose(value, least, abs_tol=1e-9):
@@ -217,7 +218,7 @@ def _check_terms(reward: Reward, score: Score, largest: float) -> None:
     """Raises ValueError unless a score's terms are numbers with weights, with names that can be recorded."""
     terms, weights = score.terms, score.weights
     if not isinstance(terms, dict) or not isinstance(weights, dict) or terms.keys() != weights.keys():
-        raise ValueError("terms and weights are not numbers by the same names")
+        raise ValueError("terms and weights must be numbers with the same names")
     if len(terms) > _MOST_TERMS:
         raise ValueError(f"it has {len(terms)} terms; allowed: at most {_MOST_TERMS}")
     for name, value in terms.items():
@@ -266,7 +267,7 @@ def _plain(value: object) -> object:
 
 
 def scored_text(reward: Reward, response: str) -> str:
-    """Returns the part of a response that the reward scores, see `Reward.strip_thinking`.
+    """Returns the part of a response that the reward scores; see `Reward.strip_thinking`.
 
     Example:
         >>> after_thought = Reward.model_validate({"type": "exact_match", "strip_thinking": True})
@@ -309,7 +310,7 @@ def _is_away(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields the exception and those in its chain of causes and contexts, each once."""
+    """Yields the exception and, each once, those in its chain of causes and contexts."""
     met: list[BaseException] = []
     waiting: list[object] = [error]
     while waiting:
@@ -321,8 +322,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def without_answer(problem: Problem, reward: str) -> Issue | None:
-    """Returns the issue that the problem's answer is empty although the reward compares with it; None if it is not
-    empty."""
+    """Returns an issue if the problem's answer is empty although the reward compares with it; else None."""
     if problem.answer.strip():
         return None
     return Issue(
@@ -338,7 +338,7 @@ _WHOLE_FLOAT = re.compile(r"[+-]?\d+\.0+")
 
 
 def odd(answer: str) -> str:
-    """Returns a doubt about a gold answer, or an empty text.
+    """Returns a warning about a doubtful gold answer, or an empty text.
 
     Example:
         >>> odd("6 * 12 = 72 #### 72"), odd("['72']"), odd("72")
@@ -352,7 +352,7 @@ def odd(answer: str) -> str:
 
 
 def odd_as_text(answer: str) -> str:
-    """Returns a doubt about a gold answer that is compared as text, or an empty text.
+    """Returns a warning about a doubtful gold answer that is compared as text, or an empty text.
 
     Example:
         >>> odd_as_text("72.0"), odd_as_text("72")
@@ -368,15 +368,15 @@ def odd_as_text(answer: str) -> str:
 
 
 class RewardFailedError(RuntimeError):
-    """The reward itself fails on most responses."""
+    """Error raised if the reward itself fails on most responses."""
 
 
 class RewardAwayError(RuntimeError):
-    """The service that the reward asks does not answer for most responses."""
+    """Error raised if the service that the reward needs does not answer for most responses."""
 
 
 def failures(scores: Sequence[Score]) -> str:
-    """Returns how many responses could not be scored, with the most frequent reasons; empty if all could.
+    """Returns how many responses could not be scored, with the most frequent reasons; empty if all were scored.
 
     Example:
         >>> failures([Score.of(1.0, None), Score.failed("no verdict after 10 s")])
@@ -394,7 +394,7 @@ def failures(scores: Sequence[Score]) -> str:
 
 
 def prove(scores: Sequence[Score], *, of_sampled: float = 0.0) -> None:
-    """Checks that the reward can score the first responses.
+    """Raises an error if the reward cannot score most of the first responses.
 
     Args:
         of_sampled: share of all sampled responses that could not be scored, if some of them were dropped and are not in
@@ -420,9 +420,9 @@ class Place:
     """Run, directories and device of a scorer."""
 
     run: Path | None = None
-    """The run's directory; None if there is no run: then questions to judges are not counted."""
+    """The run's directory. None without a run; then calls to judges are not counted."""
     verdicts: Path | None = None
-    """Directory of the judges' verdicts, shared by runs; None if they are not kept."""
+    """Directory of the judges' verdicts, which runs share; None if verdicts are not kept."""
     device: str = "cpu"
     """Type of the device on which a scoring model computes: cpu, cuda."""
     path: tuple[str | int, ...] = ("reward",)
@@ -430,7 +430,7 @@ class Place:
 
     @classmethod
     def of_run(cls, run: Path, device: str) -> Self:
-        """Returns the place for a run's directory; the directory of verdicts is next to the directory of all runs."""
+        """Returns the place for a run's directory. The directory of verdicts is next to the directory of all runs."""
         return cls(run, run.absolute().parents[1] / "verdicts", device)
 
 
@@ -440,18 +440,18 @@ class Group:
 
     size: int
     responses: dict[int, str] = field(default_factory=dict)
-    """Responses that have ended, by their place in the group."""
+    """Responses that have ended, by index in the group."""
 
 
 Member = tuple[Group, int]
-"""A response's group, and its place in it."""
+"""A response's group, and the response's index in it."""
 
 
 class Scorer(Protocol):
-    """Scorer of responses. A context manager, since some hold worker processes."""
+    """Scorer of responses. It is a context manager, because some scorers hold worker processes."""
 
     def submit(self, problem: Problem, response: str, member: "Member | None" = None) -> "Future[Score]":
-        """Starts to score a response to the problem. Safe to call from any thread. A failure is a verdict too.
+        """Starts to score a response to the problem. Safe to call from any thread. A failure also gives a verdict.
 
         Args:
             member: the response's place in its group. None if it has none; then it is compared with nothing.
@@ -459,12 +459,13 @@ class Scorer(Protocol):
         ...
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
-        """Returns one verdict per response, in order; `responses[i]` answers `problems[i]`. Raises verdicts' errors."""
+        """Returns one verdict per response, in order. `responses[i]` answers `problems[i]`. Raises the errors of the
+        verdicts."""
         scores = [self.submit(*pair) for pair in zip(problems, responses, strict=True)]
         return [score.result() for score in scores]
 
     def close(self) -> None:
-        """Ends the scorer; waiting responses get no verdict."""
+        """Ends the scorer. Waiting responses get no verdict."""
         ...
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Rewards that are scored in bubblewrap, and whether this machine can do that."""
+"""Which rewards are scored in bubblewrap, and whether this machine can do that."""
 
 import sys
 from collections.abc import Iterator
@@ -31,12 +31,12 @@ def refusal(reward: Reward) -> Issue | None:
 
 
 def in_threads(reward: Reward) -> bool:
-    """Returns whether only the reward's programs in the sandbox may hang or crash, so it needs no worker process."""
+    """Returns whether only the reward's programs in the sandbox can hang or crash. Then it needs no worker process."""
     return all(part.sandboxed or part.in_process for part in reward.parts())
 
 
 def runs_code(reward: Reward) -> bool:
-    """Returns whether a text of a response may be run as code."""
+    """Returns whether the reward may run text of a response as code."""
     return any(part.sealed == "always" for part in reward.parts())
 
 

@@ -1,4 +1,5 @@
-"""A process that runs a scorer, which may raise, hang, crash or exhaust the memory. Started by rpg.rewards.pool.
+"""A process that runs a scorer. The scorer may raise, hang, crash or exhaust the memory. rpg.rewards.pool starts the
+process.
 
 It speaks JSON lines. Input: the reward, then one {"problem": {...}, "response": "..."} per line. Output: an empty
 object once it is ready, then the fields of one Score per line.
@@ -28,12 +29,13 @@ from rpg.types import Problem
 from specs.schema.reward import Reward
 
 _MOST_NOISE = 1 << 18
-"""Most bytes of standard error that are kept."""
+"""Largest number of bytes of standard error that are kept."""
 _PR_SET_DUMPABLE = 4
 
 
 class _OverTimeError(BaseException):
-    """The time limit was reached. Not an Exception, so that a scorer's own `except Exception` does not swallow it."""
+    """Signal that the time limit was reached. It is not an Exception, so that a scorer's own `except Exception` does
+    not swallow it."""
 
 
 def main() -> None:
@@ -64,7 +66,7 @@ def main() -> None:
 
 
 def _answer(answers: IO[bytes], verdict: bytes) -> None:
-    """Sends one line, whatever text a response has put into its verdict."""
+    """Sends a verdict as exactly one line, whatever text a response has put into it."""
     answers.write(verdict.replace(b"\n", b" ") + b"\n")
     answers.flush()
 
@@ -85,7 +87,7 @@ def _read(line: str) -> _Request:
 
 
 def _may_run(reward: Reward, problem: Problem) -> bool:
-    """Returns whether a response to the problem may be run as code; true if that cannot be determined."""
+    """Returns whether a response to the problem may be run as code. True if unknown."""
     try:
         return any(part.runs(problem) for part in reward.parts())
     except Exception:
@@ -93,12 +95,12 @@ def _may_run(reward: Reward, problem: Problem) -> bool:
 
 
 def _judged(reward: Reward, request: _Request) -> bytes:
-    """Returns the verdict on a request, JSON."""
+    """Returns the verdict on a request, as JSON."""
     return json.dumps(dataclasses.asdict(_in_time(reward, *request))).encode()
 
 
 def _in_child(reward: Reward, request: _Request, answers: IO[bytes]) -> bytes:
-    """Returns the verdict of a new child process, once that has ended. If a child dies, this process ends in the same
+    """Returns the verdict of a new child process once that has ended. If the child dies, this process ends in the same
     way."""
     told, tells = os.pipe()
     child = os.fork()
@@ -154,7 +156,7 @@ def _in_time(reward: Reward, problem: Problem, response: str) -> Score:
 
 
 def _forget_noise() -> None:
-    """Empties the scorer's log once it is long: files have a size limit, and the process runs for days."""
+    """Empties the scorer's log once it is long, because files have a size limit and the process may run for days."""
     if os.fstat(2).st_size > _MOST_NOISE:
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)

@@ -1,5 +1,5 @@
-"""Rollouters turn prompts into finished, scored responses. They are the environments in which the policy samples, of
-one turn or of several.
+"""Rollouters: environments in which the policy samples one or several turns. They turn prompts into finished, scored
+responses.
 
 `rollouter` defines what an environment does; `environments` holds ours, one a module. `taking_turns` runs the turns of
 environments that speak with the policy, `journal` keeps what these said, and `scoring` scores responses while others

@@ -1,4 +1,4 @@
-"""Programs of agents: code that asks the policy as it would ask a provider, in the environment `agent`."""
+"""Agents' programs for the environment `agent`: code that calls the policy as it would call a model provider."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from specs.schema.rollout import ProgramSection
 
 
 class Running(Protocol):
-    """A program at work on one response."""
+    """A program that works on one response."""
 
     def result(self) -> str | None:
-        """Waits for the program's end. Returns its result, if any.
+        """Waits for the program to end. Returns its result, if any.
 
         Raises:
             Exception: the program failed.
@@ -21,7 +21,7 @@ class Running(Protocol):
         ...
 
     def end(self) -> None:
-        """Ends the program, as far as possible. Called from another thread than `result`."""
+        """Ends the program, as far as possible. It is called from another thread than `result`."""
         ...
 
 
@@ -30,7 +30,7 @@ class AgentProgram(ProgramSection):
 
     @abstractmethod
     def begin(self, problem: Problem, base_url: str, api_key: str) -> Running:
-        """Starts the program for one response. `result` is then called in the thread of that response.
+        """Starts the program for one response. Its `result` is then called in the thread of that response.
 
         Args:
             problem: the task, see `Problem.public`: without the gold answer and without hidden tests.
@@ -63,4 +63,4 @@ class Called:
         return None if returned is None else str(returned)
 
     def end(self) -> None:
-        """See Running. A thread cannot be ended; its next request is refused."""
+        """See Running. A thread cannot be ended, but its next request is refused."""

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
-"""Role, content as one text, and those of tool_calls, tool_call_id and name that are present. Arguments of calls are
-objects if they are JSON."""
+"""Role, content as one text, and those of the keys tool_calls, tool_call_id and name that are present. Arguments of
+calls are objects if they are JSON."""
 _UNLIKE = {"n": 1, "stop": None, "logprobs": False, "top_logprobs": None}
-"""Options that the endpoint does not support, with the value that turns them off."""
+"""Options that the endpoint does not support -> value that turns the option off."""
 
 
 class ChatError(Exception):
-    """A request that cannot be answered. The client gets the text."""
+    """Error for a request that cannot be answered. The client gets its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Request:
     messages: list[Message]
     tools: list[dict[str, Any]]
     limit: int | None
-    """Most tokens that the client wants; None if it sets no limit."""
+    """Largest number of tokens that the client wants; None if it sets no limit."""
     stream: bool = False
 
 
@@ -76,7 +76,8 @@ def _message(message: Any) -> Message:
 
 
 def as_clients_send(message: Message) -> Message:
-    """Returns a problem's message with the keys that are read from clients' messages, so that the two compare equal."""
+    """Returns a problem's message with only those keys that are read from clients' messages, so that the two can be
+    compared."""
     try:
         return _message(message)
     except ChatError:  # its calls have a form that no client sends
@@ -107,7 +108,7 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def spoken(text: str, number: int, *, calls: bool) -> Message:
-    """Returns the policy's message, given its answer to request `number`. `calls` says whether it was shown tools."""
+    """Returns the policy's message, given its answer to request `number`. `calls`: whether it was shown tools."""
     found = read_calls(text) if calls else []
     if not found or any(call.error for call in found):
         return {"role": "assistant", "content": text}
@@ -143,7 +144,7 @@ class ChatTokens:
             )
 
     def whole(self, messages: Sequence[Message], tools: Sequence[Any]) -> tuple[int, ...]:
-        """Returns the tokens of messages, up to the point where the policy speaks.
+        """Returns the tokens of messages, up to the point at which the policy speaks.
 
         Raises:
             ChatError: the template does not accept them.
@@ -152,8 +153,8 @@ class ChatTokens:
         return tuple(rendered_ids(self.tokenizer, self._render(marked, tools), said))
 
     def behind(self, messages: Sequence[Message], known: int, tools: Sequence[Any], last: int) -> tuple[int, ...]:
-        """Returns the tokens from the end of the policy's words to the point where it speaks again. They belong to the
-        messages after the first `known` ones, the last of which is the policy's.
+        """Returns the tokens from the end of the policy's text to the point at which it speaks again. They are those of
+        the messages after the first `known` ones, the last of which is the policy's.
 
         Args:
             last: the last token that it sampled. If the template also writes an end token, it is not repeated.
@@ -202,7 +203,7 @@ class _Said:
 
 
 class History:
-    """History of a response's program: its requests and the policy's answers, as messages and as tokens."""
+    """History of one response: the requests of its program and the policy's answers, as messages and as tokens."""
 
     def __init__(self, chat: ChatTokens, messages: list[Message], prompt_ids: tuple[int, ...]) -> None:
         """Takes the prompt.
@@ -216,8 +217,8 @@ class History:
         self._said: list[_Said] = []
 
     def context(self, request: Request) -> tuple[int, ...]:
-        """Returns the tokens after which the policy speaks. As far as the request's messages repeat a known history,
-        its tokens are reused.
+        """Returns the tokens after which the policy speaks. If the request's messages repeat a known history, the
+        history's tokens are reused.
 
         Raises:
             ChatError: the template does not accept the messages.

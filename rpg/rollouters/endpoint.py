@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint on loopback, which programs ask as they would ask a provider.
+"""An OpenAI-compatible endpoint on loopback, which programs call as they would call a model provider.
 
 One server serves the process. Each running response has its own key, which identifies its requests. A request waits in
 the response's `Line` until a reader answers it: nothing is sampled here.
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 MODEL = "policy"
-"""Name of the one model. Requests with any other name also go to the policy."""
+"""Name of the only model. Requests with another name also go to the policy."""
 _DAY = 24 * 3600
-"""Seconds that a connection may be idle. Clients close theirs earlier: if the server closed one, a request might be on
+"""Seconds that a connection may be idle. Clients must close connections first: if the server did, a request might be on
 its way."""
 _LONGEST_REQUEST = 8 << 20
-"""Most bytes of a request, which is parsed in the process that trains."""
+"""Largest number of bytes of a request. It is parsed in the training process."""
 _LONGEST_DIRECTORY = 80
-"""Longest name of a directory, in bytes, that leaves room for the name of a unix socket, which has 107 in all."""
+"""Longest directory name, in bytes, that leaves room for a unix socket's name within the limit of 107."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class Reply:
     message: dict[str, Any]
     """The message of role assistant, in the form of `rpg.rollouters.chat`."""
     cut: bool
-    """Whether it reached its token limit."""
+    """Whether the answer reached its token limit."""
     num_given: int
-    """Number of tokens in its context."""
+    """Number of tokens in the context of the answer."""
     num_sampled: int
 
 
 class Asked:
-    """A request that waits for its answer."""
+    """A request that is waiting for its answer."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -75,13 +75,13 @@ class Ended:
     """End of a program."""
 
     answer: str | None = None
-    """Value that it returned or text that it wrote; None without either."""
+    """Value that the program returned, or text that it wrote; None without either."""
     error: str = ""
     """Error of the program; empty if it did not fail."""
 
 
 class Line:
-    """Queue of the requests of one response's program, in the order in which they arrive, and of its end."""
+    """Queue for one response: the requests of its program, in order of arrival, and the program's end."""
 
     def __init__(self) -> None:
         self.key = f"rpg-{secrets.token_urlsafe(24)}"
@@ -91,7 +91,7 @@ class Line:
         self._waiting: list[Asked] = []
 
     def put(self, asked: Asked) -> None:
-        """Adds a request; refuses it if the response has ended."""
+        """Adds a request, or refuses it if the response has ended."""
         with self._lock:
             if self._closed:
                 asked.refuse(self._closed)
@@ -104,14 +104,15 @@ class Line:
         self._arrived.put(ended)
 
     def next(self, seconds: float) -> Asked | Ended:
-        """Returns the next request, or the end; also the end if nothing arrives within this many seconds."""
+        """Returns the next request or the program's end. If nothing arrives within this many seconds, returns an
+        end."""
         try:
             return self._arrived.get(timeout=seconds)
         except Empty:
             return Ended(error=f"it did not ask, nor end, within {seconds:g} s")
 
     def close(self, why: str) -> None:
-        """Refuses waiting and later requests. The reader gets the program's end."""
+        """Refuses waiting and later requests. The reader of the queue gets the program's end."""
         with self._lock:
             self._closed = self._closed or why
             waiting, self._waiting = self._waiting, []
@@ -129,14 +130,14 @@ class Endpoint:
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port = int(listening.getsockname()[1])
         self.base_url = f"http://127.0.0.1:{self.port}/v1"
-        """Address of the interface in the form that clients take."""
+        """Base URL of the endpoint, in the form that clients expect."""
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._makes_socket = threading.Lock()
         self._serve(listening)
 
     def unix_socket(self) -> Path:
-        """Returns the unix socket of the same interface, for clients that have no access to this machine's loopback. It
-        is opened at the first call."""
+        """Returns the path of a unix socket to the same endpoint, for clients without access to this machine's
+        loopback. The socket is opened at the first call."""
         with self._makes_socket:
             if self._directory:
                 return Path(self._directory.name, "endpoint")
@@ -168,7 +169,7 @@ class Endpoint:
         return line
 
     def close(self, line: Line, why: str) -> None:
-        """Ends a line. Its key is no longer valid."""
+        """Ends a line, whose key becomes invalid."""
         self._lines.pop(line.key, None)
         line.close(why)
 
@@ -244,7 +245,7 @@ def _completion(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
 
 
 async def _chunks(body: Mapping[str, Any], reply: Reply) -> AsyncIterator[str]:
-    """Yields the answer as a stream; it is complete before the first piece is sent."""
+    """Yields the answer as a stream. The answer is complete before the first piece is sent."""
     message, head = _message(reply), _head(body, reply, "chat.completion.chunk")
     calls = [{"index": place, **call} for place, call in enumerate(message.pop("tool_calls", ()))]
     deltas: list[tuple[dict[str, Any], str | None]] = [(message, None)]
@@ -267,7 +268,7 @@ def _head(body: Mapping[str, Any], reply: Reply, kind: str) -> dict[str, Any]:
 
 
 def _message(reply: Reply) -> dict[str, Any]:
-    """Returns the message in the clients' form, in which arguments of calls are JSON texts."""
+    """Returns the message in the form that clients expect, with arguments of calls as JSON texts."""
     message = {**reply.message, "content": reply.message["content"] or None}
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [

@@ -1,4 +1,4 @@
-"""Journal of answers that environments might give differently the next time. They are on disk before the policy
+"""Journal of the answers of environments, which might be different the next time. They are on disk before the policy
 continues from them.
 
 The next attempt samples an interrupted step again. It finds here the answers that the policy got, and so samples the
@@ -40,11 +40,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Answers to one turn, as they were given."""
+    """The recorded answers to one turn."""
 
     answers: tuple[Answer, ...]
     pause: int
-    """Number of the sampler's pause in which they were given; it decides which responses are decoded together."""
+    """Number of the sampler's pause in which the answers were given. It decides which responses are decoded
+    together."""
 
 
 Key = tuple[int, int, int, str]
@@ -80,13 +81,12 @@ class Journal:
             self._file(step).write(line.encode() + b"\n")
 
     def sync(self, step: int) -> None:
-        """Waits until the entries of a step are on the disk."""
+        """Waits until the entries of a step are on disk."""
         with self._lock:
             os.fsync(self._file(step).fileno())
 
     def forget(self, up_to: int, *, delete: bool) -> None:
-        """Forgets the steps up to this one. With `delete`, also deletes them from the disk, which one rank does for
-        all."""
+        """Forgets the steps up to this one. With `delete`, which one rank sets for all, also deletes them from disk."""
         with self._lock:
             for step in [step for step in self._known if step <= up_to]:
                 del self._known[step]
@@ -130,11 +130,11 @@ class PromptJournal:
         return self.journal.recall(self.step, self._key(member, turn, context))
 
     def keep(self, member: int, turn: int, context: Sequence[int], kept: Kept) -> None:
-        """Writes answers. They are on disk after `sync`; nothing continues from them before that."""
+        """Writes answers. They are on disk after `sync`. No response continues from them before that."""
         self.journal.keep(self.step, self._key(member, turn, context), kept)
 
     def sync(self) -> None:
-        """Waits until the answers to all prompts of the step are on the disk."""
+        """Waits until the answers to all prompts of the step are on disk."""
         self.journal.sync(self.step)
 
     def _key(self, member: int, turn: int, context: Sequence[int]) -> Key:
@@ -142,10 +142,10 @@ class PromptJournal:
 
 
 class Unkept:
-    """A journal that keeps nothing, for evaluation: its answers are measured once, and not trained on."""
+    """A journal that keeps nothing. It is for evaluation, whose answers are measured once and not trained on."""
 
     def recall(self, member: int, turn: int, context: Sequence[int]) -> Kept | None:  # noqa: ARG002
-        """Returns None: there are no entries."""
+        """Returns None, because there are no entries."""
         return None
 
     def keep(self, member: int, turn: int, context: Sequence[int], kept: Kept) -> None:

@@ -1,4 +1,5 @@
-"""Rollouters carry a policy through its environment: prompts and a sampler in, finished rollouts out."""
+"""The interface of rollouters, which run a policy in an environment: they turn prompts into finished rollouts with a
+sampler."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -20,13 +21,13 @@ class SeededPrompt:
     """A prompt for rollouts, with its seed."""
 
     problem: Problem
-    """Problem of the prompt; an environment may use the gold answer and the metadata for its answers. A process that
+    """Problem of the prompt. An environment may use the gold answer and the metadata for its answers. A process that
     runs text of the policy must get `problem.public()`."""
     token_ids: tuple[int, ...]
     seed: int
     """Seed of all randomness in its rollouts."""
     journal: PromptJournal | Unkept = field(default=Unkept(), compare=False, repr=False)
-    """Journal of answers that its environment might give differently another time."""
+    """Journal of the environment's answers, which might be different another time."""
 
     def seed_of_turn(self, member: int, turn: int) -> int:
         """Returns a seed for a later turn of the `member`-th rollout to this prompt, unrelated to all others."""
@@ -36,7 +37,7 @@ class SeededPrompt:
 
 
 class Rollouter(RollouterSection):
-    """An environment: it has the sampler draw the policy's turns, and gives the turns that are not the policy's.
+    """An environment. It lets the sampler draw the policy's turns, and provides the other turns itself.
 
     Its fields are the options that a spec may set; like a spec they never change.
     """
@@ -122,7 +123,8 @@ class Rollouter(RollouterSection):
 def check_rollouts(
     groups: Sequence[RolloutGroup], prompts: Sequence[SeededPrompt], *, group_size: int, sampling: Sampling
 ) -> None:
-    """Raises ValueError, before training uses the groups, if a rollouter has not returned the requested rollouts."""
+    """Raises ValueError if a rollouter has not returned the requested rollouts. Call it before training uses the
+    groups."""
     if [group.prompt_ids for group in groups] != [prompt.token_ids for prompt in prompts]:
         raise ValueError(
             f"the rollouter returned {len(groups)} groups that are not those of the {len(prompts)} prompts"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Scoring:
-    """Responses of one call of a rollouter, with their texts and scores, in whatever order they end."""
+    """The responses of one call of a rollouter, with their texts and scores. They may end in any order."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Scoring:
         reward_at: Callable[[str], Reward],
         with_turns: bool = False,
     ) -> None:
-        """Takes the scorer and the problems.
+        """Args: the scorer, and the problems.
 
         Args:
             tokenizer: the policy's tokenizer.
@@ -52,8 +52,8 @@ class Scoring:
         """Response -> reason why the rewards of its turns are invalid."""
 
     def begin(self, index: int, rollout: Rollout) -> None:
-        """Starts to score a response by its answer: the text of its last sampled turn, with the beginning that the chat
-        template wrote for it, or the answer that its environment states."""
+        """Starts to score a response. The scored answer is the one that the environment states, else the text of the
+        last sampled turn after the beginning that the chat template wrote."""
         said = self._decoded(rollout.answer_ids)
         self._texts[index] = said if len(rollout.turns) == 1 else self._decoded(rollout.response_ids)
         answer = self._prefill(index, rollout) + said if rollout.answer is None else rollout.answer
@@ -78,7 +78,7 @@ class Scoring:
         self._verdicts[index] = self._scorer.submit(self._problems[index], answer, member)
 
     def texts(self, number: int | None = None) -> list[str]:
-        """Returns the texts of all responses or the first `number`, in order, given turns included.
+        """Returns the texts of all responses or the first `number`, in order, including given turns.
 
         Raises:
             ValueError: the rollouter did not report one of them.
@@ -94,7 +94,7 @@ class Scoring:
         return [self._turns[index] for index in range(number)] if self._with_turns else []
 
     def scores(self, number: int | None = None) -> list[Score]:
-        """Waits for the scores of all responses or the first `number`; returns them in order."""
+        """Waits for the scores of all responses or the first `number`. Returns them in order."""
         return [self.score(index) for index in range(len(self._problems))[:number]]
 
     def score(self, index: int) -> Score:
@@ -105,7 +105,8 @@ class Scoring:
         return replace(score, turns=self._turn_rewards[index]) if self._turn_rewards[index] else score
 
     def _fault_of_turns(self, index: int, rollout: Rollout) -> str:
-        """Records and returns why the rewards of a response's turns are invalid, which makes the response fail."""
+        """Records and returns why the rewards of a response's turns are invalid; empty if they are valid. Invalid
+        rewards make the response fail."""
         if not (rewards := [turn.reward for turn in rollout.turns if turn.reward is not None]):
             return ""
         largest = largest_added(self._reward_at(self._problems[index].source))

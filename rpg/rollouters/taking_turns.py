@@ -1,5 +1,5 @@
 """Environments in which the policy and a counterpart take turns. The counterpart's words are given tokens: context that
-is not trained on. A turn of one response is sampled beside any turn of another, so a slow answer delays only its own
+is not trained on. Turns of different responses are sampled together, so that a slow answer delays only its own
 response."""
 
 import math
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class Conversation:
-    """One response under way."""
+    """One unfinished response."""
 
     def __init__(self, prompt: SeededPrompt, member: int) -> None:
         self.prompt, self.member = prompt, member
         self.turns: list[Turn] = []
         self.sampled_turns = 0
         self.held: dict[str, Any] = {}
-        """State that the environment keeps of the response from turn to turn, by names that it chooses."""
+        """State of the response that the environment keeps from turn to turn, under names that it chooses."""
         self.limit: int | None = None
-        """Most tokens of the policy's next turn; None if only the room left limits it."""
+        """Largest number of tokens of the policy's next turn; None if only the remaining room limits it."""
         self.cut = False
-        """Whether the last turn of the policy was cut, or there was no room for another turn that was requested."""
+        """Whether the last turn of the policy was cut, or a further requested turn had no room."""
         self.answer: str | None = None
         """See Rollout."""
 
@@ -60,47 +60,48 @@ class Conversation:
 
     @property
     def seed(self) -> int:
-        """Returns the seed of the turn after those sampled so far."""
+        """Returns the seed of the next turn."""
         return self.prompt.seed_of_turn(self.member, self.sampled_turns)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Request of a policy's turn to the environment."""
+    """A request to the environment in one of the policy's turns."""
 
     answer: Callable[[], list[Answer]]
-    """Returns the answers; an empty list ends the response without further words. Called in a separate thread, unless
-    `at_once`."""
+    """Function that returns the answers. An empty list ends the response without further text. It is called in a
+    separate thread, unless `at_once` is true."""
     late: Callable[[], list[Answer]]
-    """Returns substitute answers if the real ones are late, and ends whatever computes these."""
+    """Function that returns substitute answers if the real ones are late, and ends the computation of the real ones."""
     remember: Callable[[Sequence[Answer]], None]
-    """Called if an earlier attempt of the run gave the answers, so that they are not computed again."""
+    """Function that is called instead of `answer` if an earlier attempt of the run gave the answers."""
     at_once: bool
     """Whether the answers depend only on the turns before them and take microseconds."""
     seconds: float
-    """Most seconds that the answers may take from the request; infinite if they have a time limit of their own."""
+    """Longest time in seconds that the answers may take after the request; infinite if they have their own time
+    limit."""
 
 
 class Counterpart(ABC):
     """Partner that takes turns with the policy."""
 
     stop: tuple[str, ...] = ()
-    """Texts that end a turn of the policy."""
+    """Texts that end a turn of the policy, if sampled."""
     hears_all: ClassVar[bool] = False
-    """Whether it gets every turn of the policy, including one that was cut and the last one allowed."""
+    """Whether the counterpart gets every turn of the policy, including a turn that was cut and the last allowed one."""
 
     def opening(self, conversation: Conversation) -> Question | None:  # noqa: ARG002 (for those that override it)
-        """Returns the question before the policy's first turn; None if the policy begins."""
+        """Returns the question that is asked before the policy's first turn; None if the policy begins."""
         return None
 
     @abstractmethod
     def asked(self, conversation: Conversation, text: str) -> Question | None:
-        """Returns the question in the policy's last turn, given its text; None if there is none and the response
-        ends."""
+        """Returns the question in the policy's last turn, given the turn's text; None if the turn has none and the
+        response ends."""
 
     @abstractmethod
     def turns(self, conversation: Conversation, answers: Sequence[Answer]) -> list[Turn] | None:
-        """Returns the given turns that contain the answers; None ends the response."""
+        """Returns the answers as given turns; None ends the response."""
 
     @abstractmethod
     def close(self, conversation: Conversation) -> None:
@@ -111,14 +112,15 @@ class Counterpart(ABC):
 
 
 class TakingTurns(Rollouter):
-    """An environment that says who takes turns with the policy, and leaves the turns to this class."""
+    """Base class of environments that only define who takes turns with the policy. This class manages the turns."""
 
     max_turns: int = Field(4, ge=2)
-    """Most turns of the policy in a response. The last one is not answered."""
+    """Largest number of turns of the policy in a response. The last one is not answered."""
     turn_tokens: int | None = Field(None, ge=1)
-    """Most tokens of one turn of the policy. If left out, the rest of the response's tokens."""
+    """Largest number of tokens of one turn of the policy. If left out, the rest of the response's tokens."""
     sampled_tokens: int | None = addition(None, ge=1)
-    """Most tokens of all turns of the policy in a response. If left out, the rest of the response's tokens."""
+    """Largest number of tokens of all turns of the policy in a response. If left out, the rest of the response's
+    tokens."""
 
     @property
     @abstractmethod
@@ -216,19 +218,19 @@ class Conversations:
         self._pool = ThreadPoolExecutor(max(1, min(options.asked_at_once, len(self._all))), "answers")
         self._begun = 0
         self._asked: list[int] = []
-        """Response of each turn that the sampler was asked for."""
+        """Response of each turn that was requested from the sampler."""
         self._ready: list[int] = []
         """Responses whose next turn can begin."""
         self._pending: dict[Future[list[Answer]], _Pending] = {}
         self._recalled: dict[int, Kept] = {}
-        """Response -> answers of an earlier attempt, which are given in the same pause as then."""
+        """Response -> answers of an earlier attempt. They are given in the same pause as then."""
         self._pauses = 0
         """Number of the sampler's pauses so far."""
         self._open: set[int] = set()
         """Responses that have not ended."""
 
     def sample(self, sampler: "Sampler", admit: Admit | None = None) -> int:
-        """Samples all responses, or those that `admit` allows until it ends the call; see Rollouter.stream."""
+        """Samples all responses or, until `admit` ends the call, those that it allows; see Rollouter.stream."""
         if not admit and not self._all:
             return 0
 
@@ -308,7 +310,8 @@ class Conversations:
             self._ask(index, question)
 
     def _ask(self, index: int, question: Question) -> None:
-        """Starts to answer a question beside the sampling, unless an earlier attempt of the run has its answers."""
+        """Starts to answer a question while sampling continues, unless an earlier attempt of the run has the
+        answers."""
         conversation = self._all[index]
         journal = conversation.prompt.journal
         known = journal.recall(conversation.member, conversation.sampled_turns, conversation.context)
@@ -320,7 +323,7 @@ class Conversations:
             self._pending[self._pool.submit(question.answer)] = _Pending(index, question, until)
 
     def _take_answers(self) -> None:
-        """Gives the finished answers, in the order of the responses, once all of them are in the journal."""
+        """Gives the finished answers to their responses, in order, once all of them are in the journal."""
         answers: dict[int, Sequence[Answer]] = {}
         for future, pending in list(self._pending.items()):
             if future.done():

@@ -1,4 +1,4 @@
-"""Users: partners who speak with the policy in the environment `conversation`."""
+"""Users, who speak with the policy in the environment `conversation`."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ class Remark:
 
     text: str
     reward: float = 0.0
-    """Reward of the turn that it answers, in reward units; counts with `rewards_turns`."""
+    """Reward of the turn that the remark answers, in reward units. It counts if `rewards_turns` is set."""
 
 
 Speaking = Callable[[Problem, Sequence[str], int], Remark | None]
@@ -41,6 +41,6 @@ class User(UserSection):
 
     @contextmanager
     def speaking(self) -> Iterator[Speaking]:
-        """Yields `reply` for the time in which responses are sampled. A user that holds a resource for that time
+        """Yields `reply`, which is used while responses are sampled. A user that holds a resource for that time
         overrides this."""
         yield self.reply

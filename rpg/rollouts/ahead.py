@@ -1,4 +1,4 @@
-"""Sampling in a separate thread, some batches ahead of training."""
+"""Sampling in a separate thread, a few batches ahead of training."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -18,7 +18,7 @@ from rpg.stopwatch import Stopwatch
 from rpg.types import RecordedTurn, TurnCounts
 
 WAITING = "rollouts"
-"""Stem of the checkpoint file that holds the batches sampled but not yet trained on."""
+"""Stem of the checkpoint file with the batches that are sampled but not yet trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +28,23 @@ class QueuedBatch:
     step: int
     rollouts: StepRollouts
     position: int
-    """Number of problems used since the run began, this batch's included."""
+    """Number of problems used since the run began, including those of this batch."""
     sampling_seconds: float = 0.0
     """Seconds that this rank took to sample it."""
     seen: torch.Tensor | None = None
-    """Lengths seen up to this batch, see `SeenLengths.state`; None without any. A checkpoint has only those of
-    its last batch."""
+    """Lengths seen up to this batch (`SeenLengths.state`); None without any. A checkpoint has only those of its last
+    batch."""
     order: torch.Tensor | None = None
-    """State of the prompts' order after this batch, see `PromptOrder.state`. A checkpoint has only that of its last
+    """State of the prompts' order after this batch (`PromptOrder.state`). A checkpoint has only that of its last
     batch."""
     opened: dict[str, Any] | None = None
-    """This rank's open groups after this batch, see `OpenGroups.state`; None without `partial`. A checkpoint has only
+    """This rank's open groups after this batch (`OpenGroups.state`); None without `partial`. A checkpoint has only
     those of its last batch."""
 
 
 MakeBatch = Callable[[int, Stopwatch], QueuedBatch]
-"""(step, clock) -> the batch of the step. Its collective calls need their own process group: the main thread may be in
-the middle of a collective call."""
+"""Function (step, clock) -> batch of the step. Its collective calls need their own process group, because the main
+thread may be in the middle of a collective call."""
 
 
 class SamplingQueue:
@@ -57,7 +57,7 @@ class SamplingQueue:
         self._batches: dict[int, Future[QueuedBatch]] = {}
 
     def begin(self, last: int, *, after: int) -> None:
-        """Requests every batch up to step `last` that was not requested yet and belongs to a step after `after`."""
+        """Requests the batches of the steps from `after` + 1 to `last` that were not requested yet."""
         first = max(self._batches, default=after) + 1
         for step in range(first, last + 1):
             self._batches[step] = self._thread.submit(self._run, step)
@@ -72,7 +72,7 @@ class SamplingQueue:
         return next((error for batch in ended if (error := batch.exception())), None)
 
     def take(self, step: int) -> QueuedBatch:
-        """Waits for the batch of a step and returns it. Raises the error with which it failed."""
+        """Waits for the batch of a step and returns it. Raises its error if it failed."""
         return self._batches.pop(step).result()
 
     def waiting(self, last: int) -> list[QueuedBatch]:
@@ -80,7 +80,7 @@ class SamplingQueue:
         return [batch.result() for step, batch in sorted(self._batches.items()) if step <= last]
 
     def start_over(self, batches: Iterable[QueuedBatch]) -> None:
-        """Waits for the batch in progress, drops all batches, and uses these as the batches of their steps."""
+        """Waits for the batch in progress, drops all batches, and queues these batches instead."""
         for pending in self._batches.values():
             pending.cancel()
         self.wait()
@@ -116,7 +116,7 @@ def load_waiting(
     order: torch.Tensor | None = None,
     opened: dict[str, Any] | None = None,
 ) -> list[QueuedBatch]:
-    """Returns the batches in a checkpoint. If another number of ranks saved it, each saved share goes to one of the
+    """Returns the batches in a checkpoint. If a different number of ranks saved it, each saved share goes to one of the
     present ranks."""
     saved = count_values(directory, WAITING)
     if not saved:

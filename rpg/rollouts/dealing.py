@@ -1,4 +1,4 @@
-"""Distribution of a batch's prompts over the samplers, with about equal work for each.
+"""Distribution of a batch's prompts over the samplers, so that all have about equal work.
 
 A sampler does not take over prompts from one that lags. That would save 1 to 4 % of the sampling time (decision 31),
 but which responses are decoded together would depend on timing, and no resume would be exact.
@@ -15,7 +15,7 @@ from rpg.batches.packing_plan import Integers
 
 
 class SeenLengths:
-    """Lengths of the responses to each problem when it was last sampled; prompts are distributed by them.
+    """Lengths of the responses to each problem when it was last sampled. Prompts are distributed by these lengths.
 
     All ranks know the lengths of all responses, and so agree without communication. The samples depend only on the
     prompts and their seeds, so the distribution changes how long sampling takes, and no response.
@@ -30,8 +30,8 @@ class SeenLengths:
         self._means[list(rollouts.problems)] = np.bincount(rollouts.group_ids, weights=rollouts.lengths) / counts
 
     def deal(self, problems: Sequence[int], samplers: Sequence[int]) -> list[Integers]:
-        """Returns the indices in `problems` for each rank, given the number of its samplers. They are consecutive until
-        a length is known.
+        """Returns each rank's indices into `problems`, given its number of samplers. They are consecutive until a
+        length is known.
 
         Then the longest come first, each to the rank whose samplers have the fewest tokens so far. A problem without a
         known length counts with the mean of the others. A rank with one sampler has its indices ascending; one with
@@ -53,9 +53,9 @@ class SeenLengths:
         return [np.array(share, dtype=np.int64) for share in ordered]
 
     def state(self) -> Tensor:
-        """Returns the state for a checkpoint, which `restore` takes. [problems]"""
+        """Returns the state for a checkpoint, which `restore` accepts. [problems]"""
         return torch.from_numpy(self._means.copy())
 
     def restore(self, state: Tensor | None) -> None:
-        """Restores a state; None, which a checkpoint of one rank has, means that no lengths are known."""
+        """Restores a state. None, which the checkpoint of a single rank has, means that no lengths are known."""
         self._means = np.zeros_like(self._means) if state is None else state.numpy().copy()

@@ -1,4 +1,4 @@
-"""Dynamic sampling: groups without variance are dropped, and other prompts are sampled in their place.
+"""Dynamic sampling: groups whose scores are all equal are dropped, and other prompts are sampled in their place.
 
 A step keeps the first groups, in the order of the prompts, whose scores differ. The way of sampling changes how long
 that takes, and not which groups are kept:
@@ -24,13 +24,13 @@ from rpg.rewards import Score
 from rpg.rewards.score import scores_vary
 
 Sample = Callable[[int, int], StepRollouts]
-"""(prompts of the step used so far, prompts to sample) -> their responses, scored."""
+"""Function (number of prompts of the step used so far, number of prompts to sample) -> their scored responses."""
 
 
 def refill(
     sample: Sample, *, groups: int, max_batches: int, surplus_tokens: int = 0, by_term: bool = False
 ) -> StepRollouts:
-    """Samples in rounds until the scores of `groups` groups differ.
+    """Samples in rounds until there are `groups` groups in which the scores differ.
 
     Penalties on the length do not count: an all-wrong group has nothing to teach, even if its lengths differ. After
     `max_batches` rounds the empty places are filled with the first dropped groups, after the others. So every step has

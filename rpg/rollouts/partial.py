@@ -1,4 +1,4 @@
-"""Responses that several steps sample, each part under the weights of its step (`rollout.partial`).
+"""Responses that are sampled over several steps, each part under the weights of its step (`rollout.partial`).
 
 Sampling for a step ends once `prompts_per_step` groups have ended. The step takes these. The other groups stay open and
 continue in the next step: the sampler, which has new weights by then, computes prompt and tokens so far again.
@@ -43,7 +43,7 @@ class OpenResponse:
     versions: list[tuple[int, int]] = field(default_factory=list)
     """See Rollout."""
     finish_reason: FinishReason | None = None
-    """None if it has not ended."""
+    """Reason why the response ended; None if it has not ended."""
 
     def extend(self, part: Rollout, version: int) -> None:
         """Appends the tokens that a policy has sampled."""
@@ -74,28 +74,28 @@ class OpenResponse:
 
 @dataclass(slots=True)
 class OpenGroup:
-    """A group that has begun and that no step has taken. Its tokens are on the rank that samples it."""
+    """A group that has begun and that no step has used yet. Its tokens are on the rank that samples it."""
 
     number: int
-    """Number of groups that began before it."""
+    """Number of groups that began before this group."""
     rank: int
     problem: int
-    """Index of its problem."""
+    """Index of the group's problem."""
     seed: int
     left: int
-    """Responses that have not ended, as far as all ranks know."""
+    """Number of responses that have not ended, as far as all ranks know."""
     responses: list[OpenResponse] = field(default_factory=list)
-    """Empty on other ranks."""
+    """The group's responses; empty on ranks that do not sample the group."""
 
     @property
     def ended(self) -> bool:
-        """Whether all responses that this rank has of it have ended."""
+        """Whether all of the group's responses on this rank have ended."""
         return all(response.finish_reason for response in self.responses)
 
 
 class OpenGroups:
-    """The groups that have begun and that no step has taken, in the order in which they began. All ranks have the same
-    list."""
+    """The groups that have begun and that no step has used yet, in the order in which they began. All ranks have the
+    same list."""
 
     def __init__(self, *, groups: int, group_size: int, in_flight: int, samplers: Sequence[int]) -> None:
         """Takes the bounds.
@@ -118,12 +118,12 @@ class OpenGroups:
 
     @property
     def unfinished(self) -> int:
-        """Number of responses under way."""
+        """Returns the number of unfinished responses."""
         return sum(group.left for group in self.groups)
 
     @property
     def has_step(self) -> bool:
-        """Whether as many groups have ended as a step takes."""
+        """Whether enough groups for a step have ended."""
         return sum(not group.left for group in self.groups) >= self._needed
 
     def ranks_of_next(self) -> list[int]:
@@ -162,7 +162,7 @@ class OpenGroups:
         return {"begun": self._begun, "groups": groups}
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restores the states of all ranks of a run, which may have had another number of ranks. Without states no
+        """Restores the states of all ranks of a run, which may have had a different number of ranks. Without states, no
         group has begun."""
         self._begun, self.groups = states[0]["begun"] if states else 0, []
         for of_ranks in zip(*(state["groups"] for state in states), strict=True):
@@ -176,7 +176,7 @@ class OpenGroups:
             self.groups.append(group)
 
     def _loads(self) -> dict[int, int]:
-        """Returns the number of responses under way on each rank that samples."""
+        """Returns the number of unfinished responses on each rank that samples."""
         sampling = [rank for rank, samplers in enumerate(self._samplers) if samplers]
         return {rank: sum(group.left for group in self.groups if group.rank == rank) for rank in sampling}
 
@@ -193,7 +193,7 @@ def _response(plain: Mapping[str, Any]) -> OpenResponse:
 
 
 class PartialSampling:
-    """This rank's sampling for one step: open groups continue, and others start, until the step has its groups."""
+    """This rank's sampling for one step: open groups continue, and others start, until the step has enough groups."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class PartialSampling:
         on_group: Callable[[OpenGroup], None],
         exchange: ranks.Exchange,
     ) -> None:
-        """Takes the groups and the sampler.
+        """Args: the groups, and the sampler.
 
         Args:
             groups: the open groups.
@@ -225,15 +225,15 @@ class PartialSampling:
         """Number of responses of each group that have ended since the last exchange."""
 
     def run(self) -> list[OpenGroup]:
-        """Samples until the step has its groups; returns them."""
+        """Samples until the step has enough groups, and returns these."""
         self._sampler.serve(
             self._next_turns, sampling=self._sampling, on_response=self._response_ended, on_unfinished=self._extend
         )
         return self._groups.take()
 
     def _next_turns(self, pause: Pause) -> list[TurnRequest] | None:
-        """Returns the turns that begin now; None once the step has its groups. All ranks call it together, except when
-        a turn has ended."""
+        """Returns the turns that begin now; None once the step has enough groups. All ranks call it together, except
+        when a turn has ended."""
         if pause == "ended":
             return []
         for ended in self._exchange(self._told):
@@ -253,7 +253,7 @@ class PartialSampling:
         return ended
 
     def _request(self, group: OpenGroup, member: int) -> TurnRequest:
-        """Returns the request for the rest of a response. Its seed depends on the position at which the rest begins."""
+        """Returns the request for the rest of a response. The seed depends on the position at which the rest begins."""
         response = group.responses[member]
         self._turns.append((group, response))
         done = len(response.token_ids)

@@ -1,5 +1,5 @@
-"""Source of a step's rollouts: takes prompts in their order, distributes them over the ranks, samples groups, scores
-them."""
+"""Source of a step's rollouts. It takes prompts in their order, distributes them over the ranks, samples groups, and
+scores them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,8 +45,8 @@ ORDER = "order"
 
 
 class RolloutSource:
-    """Maker of one batch of rollouts after another. All ranks make the same calls; each holds the part of a batch that
-    it sampled.
+    """Source of successive batches of rollouts. All ranks make the same calls. Each holds the part of a batch that it
+    sampled.
 
     With `max_staleness` n above 0 the batch of step i is sampled under the weights after step i - 1 - n (in the first
     steps, the initial weights) in a separate thread, while the learner trains. So the weights that sample a batch are
@@ -78,9 +78,9 @@ class RolloutSource:
         self._samplers = samplers_of_ranks(components.spec.sampling)
         self._lengths = SeenLengths(len(components.problems))
         self._seen: Tensor | None = None
-        """Lengths seen up to the last batch that was fetched; None without any."""
+        """Lengths seen up to the last batch that was fetched; None if none are known."""
         self._ordered: Tensor | None = None
-        """State of the order after that batch; None if the order has none."""
+        """State of the prompts' order after that batch; None if the order has no state."""
         self._journal = Journal(components.run.path / DIRECTORY)
         self._groups = self._open_groups() if rollout.partial else None
         self._opened: dict[str, Any] | None = None
@@ -89,7 +89,7 @@ class RolloutSource:
         """Scoring of each open group of this rank that has ended, by the group's number."""
 
     def prefetch(self, step: int) -> None:
-        """Starts to sample the batches that need the weights after this step, which the sampler now holds."""
+        """Starts to sample the batches that need the weights after this step. The sampler now has these weights."""
         if self._ahead:
             self._ahead.begin(min(step + 1 + self._staleness, self._training.steps), after=step)
 
@@ -99,11 +99,12 @@ class RolloutSource:
             self._ahead.wait()
 
     def failure(self) -> BaseException | None:
-        """Returns the error of a batch of a later step, if one failed. Once the sampler is idle, all ranks get it."""
+        """Returns the error of a later step's batch, if one failed. Once the sampler is idle, all ranks get the
+        error."""
         return self._ahead.failure() if self._ahead else None
 
     def next_batch(self, step: int, clock: Stopwatch) -> StepRollouts:
-        """Returns the batch of a step, scored. This rank holds the responses that it sampled."""
+        """Returns the scored batch of a step. This rank holds the responses that it sampled."""
         if self._ahead is None:
             batch = self._make(step, clock)
         else:
@@ -116,8 +117,8 @@ class RolloutSource:
         return batch.rollouts
 
     def save(self, step: int, copied: StateCopy) -> int:
-        """Copies the batches of the steps after this one, once those in progress are done, with the lengths and the
-        order's state up to the last of them. All ranks call it.
+        """Waits for batches in progress, then copies the batches of later steps, with the lengths and the order's state
+        after the last of them. All ranks call it.
 
         Returns the data cursor that belongs to them: the number of problems used up to the last of them.
         """
@@ -137,7 +138,7 @@ class RolloutSource:
         return position
 
     def load(self, directory: Path, position: int) -> None:
-        """Restores the state that `save` copied and returned; batches sampled for steps after that are dropped."""
+        """Restores the state that `save` copied and returned. Batches for steps after that are dropped."""
         self._seen = load_values(directory, LENGTHS, rank=0)
         self._ordered = load_values(directory, ORDER, rank=0)
         opened = [load_values(directory, OPEN, rank=rank) for rank in range(count_values(directory, OPEN))]
@@ -155,11 +156,11 @@ class RolloutSource:
         self._position = self._components.order.position = position
 
     def forget(self, up_to: int) -> None:
-        """Deletes the environments' recorded answers in the steps up to this one, which are never sampled again."""
+        """Deletes the recorded answers of environments up to this step. These steps are never sampled again."""
         self._journal.forget(up_to, delete=ranks.rank() == 0)
 
     def _make(self, step: int, clock: Stopwatch) -> QueuedBatch:
-        """Makes the batch of a step. If the spec asks for it, refills it until every group's scores vary."""
+        """Makes the batch of a step. With dynamic sampling, refills it until every group's scores vary."""
         temperature = value_at(self._components.spec.rollout.temperature, step)
         self._sampling = replace(self._sampling, temperature=temperature)
 
@@ -193,14 +194,14 @@ class RolloutSource:
         )
 
     def _open_groups(self) -> OpenGroups:
-        """Returns the list of open groups, which is empty."""
+        """Returns a new, empty list of open groups."""
         size, groups = self._training.group_size, self._training.prompts_per_step
         held = self._components.spec.rollout.max_concurrent * sum(self._samplers) // size
         in_flight = size * max(1, min(groups, held))
         return OpenGroups(groups=groups, group_size=size, in_flight=in_flight, samplers=self._samplers)
 
     def _continue(self, step: int, open_groups: OpenGroups, clock: Stopwatch) -> StepRollouts:
-        """Continues the open groups, and begins others, until enough have ended for a step. Returns those."""
+        """Continues the open groups, and begins others, until enough groups for a step have ended. Returns these."""
         begun = 0
 
         def begin(on_ranks: Sequence[int]) -> list[OpenGroup]:
@@ -252,7 +253,7 @@ class RolloutSource:
         return SeededPrompt(self._components.problems[group.problem], prompt, group.seed)
 
     def _ended_groups(self, groups: Sequence[OpenGroup], clock: Stopwatch) -> StepRollouts:
-        """Returns groups of this rank that have ended, with their scores."""
+        """Returns this rank's groups that have ended, with their scores."""
         shares = []
         for group in groups:
             # A checkpoint has no scores: after a resume they are computed again.
@@ -264,8 +265,8 @@ class RolloutSource:
         return join([share for share in shares if share])
 
     def _stream(self, step: int, dynamic: DynamicSampling, clock: Stopwatch) -> tuple[StepRollouts, int]:
-        """Streams the prompts that a step needs. Returns their groups, in the order of the prompts, and the number of
-        tokens that were sampled for other prompts."""
+        """Streams the prompts of a step. Returns the groups that the step uses, in the order of the prompts, and the
+        number of tokens that were sampled for other prompts."""
         admission = Admission(
             groups=self._training.prompts_per_step, max_batches=dynamic.max_batches, oversampling=dynamic.oversampling
         )
@@ -287,7 +288,7 @@ class RolloutSource:
         return [np.flatnonzero(ranks_of_prompts == rank) for rank in range(len(self._samplers))]
 
     def _together(self, shares: Sequence[StepRollouts | None], places: Sequence[Integers]) -> StepRollouts:
-        """Returns the shares of all ranks as one batch in the order of its prompts; shares of other ranks come without
+        """Joins the shares of all ranks to one batch in the order of its prompts. Shares of other ranks come without
         prompts.
 
         Args:
@@ -305,7 +306,7 @@ class RolloutSource:
     def _streamed_share(
         self, step: int, problems: list[int], admission: Admission, exchange: ranks.Exchange, clock: Stopwatch
     ) -> tuple[StepRollouts | None, int]:
-        """Samples this rank's part of the result of `_stream`, given all problems that the step may need."""
+        """Samples this rank's part for `_stream`, given all problems that the step may need."""
         places = self._places_in_stream(len(problems))[ranks.rank()].tolist()
         prompts = self._prompts(step, [problems[place] for place in places], places)
         group_size = self._training.group_size
@@ -340,7 +341,7 @@ class RolloutSource:
     def _share(
         self, step: int, taken: int, problems: Sequence[int], places: Integers, clock: Stopwatch
     ) -> StepRollouts | None:
-        """Samples and scores the prompts of this rank, if any: those with the indices `places` among the problems.
+        """Samples and scores the prompts of this rank, if any. `places`: their indices among the problems.
 
         The problems follow `taken` others of the step. A prompt's seed is derived from the run's seed, the step and the
         prompt's index in it, so the responses do not depend on the number of ranks.
@@ -367,7 +368,7 @@ class RolloutSource:
         return self._scored(groups, prompts, mine, scoring, clock)
 
     def _prompts(self, step: int, problems: Sequence[int], places: Sequence[int]) -> list[SeededPrompt]:
-        """Returns the prompts of the problems that have these indices in the step."""
+        """Returns the prompts of the problems with these indices in the step."""
         seeds = [seed_of(self._components.seed, step, place) for place in places]
         return [
             SeededPrompt(
@@ -411,14 +412,14 @@ class RolloutSource:
         return collate(groups, problems=problems, responses=texts, scores=scores, turns=scoring.turns(len(rollouts)))
 
     def _at_worst(self, scores: list[Score]) -> list[Score]:
-        """Returns the scores, with failures lowered to the least of their group; see `failures_at_worst`."""
+        """Returns the scores, with failures lowered to the least score of their group; see `failures_at_worst`."""
         size = self._training.group_size
         groups = [scores[begin : begin + size] for begin in range(0, len(scores), size)]
         return [score for group in groups for score in failures_at_worst(group)]
 
     def _penalized(self, scores: list[Score], rollouts: list[Rollout], prompts: Sequence[SeededPrompt]) -> list[Score]:
-        """Returns the scores minus the prompts' penalties on length. Given tokens count too, since they use up the
-        room."""
+        """Returns the scores with the penalties on length subtracted. Given tokens count too, because they use up the
+        response's room."""
         spec, size = self._components.spec, self._training.group_size
         rewards = [spec.reward_at(prompt.problem.source) for prompt in prompts for _ in range(size)]
         lengths = torch.tensor([rollout.length for rollout in rollouts])
@@ -433,7 +434,7 @@ class RolloutSource:
         return replace(score, penalty=float(overlong.penalty * share))
 
     def close(self) -> None:
-        """Ends the thread; batches in progress are lost."""
+        """Ends the thread. Batches in progress are lost."""
         if self._ahead:
             self._ahead.close()
         self._journal.close()
@@ -448,8 +449,8 @@ class RolloutSource:
 
 
 def success_rates(batch: StepRollouts) -> list[float]:
-    """Returns each group's share of correct responses; under a graded reward, which has no correct ones, the mean
-    value."""
+    """Returns each group's share of correct responses, or the mean value under a graded reward, which has no correct
+    responses."""
     right = [score.value if score.correct is None else float(score.correct) for score in batch.scores]
     rates = np.bincount(batch.group_ids, weights=np.clip(right, 0.0, 1.0)) / np.bincount(batch.group_ids)
     return [float(rate) for rate in rates]

@@ -1,4 +1,4 @@
-"""Dynamic sampling as a stream: groups are judged as they end, and others start while the rest still run.
+"""Dynamic sampling as a stream: each group is judged when it ends, and others start while the rest still run.
 
 The points at which groups are judged and others start are counted in decoding steps, not in time. The sampler asks how
 many prompts may start after every ADMISSION_STEPS decoding steps (`rpg/samplers/base.py`). At that point, on every
@@ -33,7 +33,8 @@ from rpg.types import Rollout
 
 
 class Admission:
-    """Number of a step's prompts that may start, given the groups that have ended. All ranks have the same state."""
+    """Decides how many of a step's prompts may start, given the groups that have ended. All ranks have the same
+    state."""
 
     def __init__(self, *, groups: int, max_batches: int, oversampling: float) -> None:
         """Takes the bounds.
@@ -44,7 +45,7 @@ class Admission:
             oversampling: most undecided groups for each missing group.
         """
         self.most = groups * max_batches
-        """Most prompts that can be needed."""
+        """Largest number of prompts that may be needed."""
         self.begun = 0
         """Number of prompts that were allowed to start."""
         self._groups, self._max_batches, self._oversampling = groups, max_batches, oversampling
@@ -52,7 +53,8 @@ class Admission:
         """Prompt whose group has ended -> whether its scores differ."""
 
     def judge(self, varies: Mapping[int, bool]) -> int | None:
-        """Records the groups that have ended. Returns how many prompts may start; None if the step has its groups."""
+        """Records the groups that have ended. Returns how many prompts may start; None if the step has enough
+        groups."""
         self._varies |= varies
         if self.needed is not None:
             return None
@@ -63,7 +65,8 @@ class Admission:
 
     @property
     def needed(self) -> int | None:
-        """Returns how many prompts rounds would have used; None while that depends on a group that has not ended."""
+        """Returns how many prompts sampling in rounds would have used; None while that depends on a group that has not
+        ended."""
         taken = kept = 0
         for _ in range(self._max_batches):
             batch = range(taken, taken + self._groups - kept)
@@ -75,8 +78,8 @@ class Admission:
 
 
 class RankStream:
-    """One rank's responses of a streamed step. It has them scored, judges their groups, and asks together with all
-    ranks how many of its prompts may start."""
+    """One rank's responses of a streamed step. It starts their scoring, judges their groups and, together with all
+    ranks, determines how many of its prompts may start."""
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class RankStream:
         clock: Stopwatch,
         by_term: bool = False,
     ) -> None:
-        """Takes the rank's share.
+        """Args: the rank's share.
 
         Args:
             admission: the step's admission.
@@ -102,7 +105,7 @@ class RankStream:
         """
         self._by_term = by_term
         self._rollouts: dict[int, Rollout] = {}
-        """Responses that have ended: response i of the prompt with index g in `places` has the key g * group_size +
+        """Responses that have ended. Response i to the prompt with index g in `places` has the key g * group_size +
         i."""
         self._clock = clock
         self._admission, self._places, self._scoring = admission, places, scoring
@@ -123,7 +126,7 @@ class RankStream:
             self._ended.append(group)
 
     def admit(self) -> int | None:
-        """Returns how many of this rank's prompts may start; None if the step has its groups. All ranks call it
+        """Returns how many of this rank's prompts may start; None if the step has enough groups. All ranks call it
         together."""
         known = {place: varies for share in self._exchange(self._judge) for place, varies in share.items()}
         begun = self._admission.judge(known)
@@ -134,7 +137,7 @@ class RankStream:
         return tuple(self._rollouts[index] for index in self._responses(group))
 
     def sampled_tokens(self, *, after: int) -> int:
-        """Returns the number of sampled tokens in the ended responses of all groups except the first `after`."""
+        """Returns the number of sampled tokens in the ended responses of all groups from index `after` on."""
         later = (rollout for index, rollout in self._rollouts.items() if index >= after * self._group_size)
         return sum(len(rollout.rollout_logprobs) for rollout in later)
 

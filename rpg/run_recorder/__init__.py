@@ -1,5 +1,5 @@
-"""Records a run in training: rows, checkpoints and exported weights, in an order that survives crashes without gaps or
-duplicates.
+"""Records a run during training: rows, checkpoints and exported weights. Their order leaves no gaps or duplicates after
+a crash.
 
 The rows of a step from all ranks are on disk before a checkpoint of that step gets its name. So a run that resumes from
 a checkpoint has every row up to it; later rows belong to an attempt that the new one supersedes. The rank that holds a

@@ -9,8 +9,8 @@ from rpg.recording.run_directory import Accuracies, RunDirectory
 
 
 class EvaluatedSteps:
-    """The accuracies, or scores of graded rewards, by step and evaluation set. They are kept in memory and on disk, and
-    passed to the checkpoints, so that the best one is kept.
+    """The accuracies, or scores of graded rewards, by step and evaluation set. They are in memory and on disk, and are
+    passed to the checkpoints, so that the best checkpoint is kept.
 
     Rank 0 has the accuracies; the other ranks have only the steps.
     """
@@ -33,14 +33,14 @@ class EvaluatedSteps:
         self._rate_checkpoints()
 
     def recall(self, up_to: int) -> None:
-        """Reads the evaluated steps from disk, without those after `up_to`, whose rows no longer count."""
+        """Reads the evaluated steps up to `up_to` from disk. The rows of later steps no longer count."""
         self._noted = ranks.from_first(self._run.evaluated() if self._first else {})
         self.accuracies = {step: measured for step, measured in self._noted.items() if step <= up_to}
         self._rate_checkpoints()
         self.note()
 
     def note(self) -> None:
-        """Writes to disk the steps whose evaluations are among the rows there."""
+        """Records on disk the steps whose evaluations are among the rows on disk."""
         if self._first and self.accuracies != self._noted:
             self._run.note_evaluated(self.accuracies)
         self._noted = dict(self.accuracies)

@@ -49,8 +49,8 @@ def open_writer(run: RunDirectory, resumed_from_step: int, fence: Fence, spec: E
 
 
 class RunRecorder:
-    """The recorder of a run. All ranks make the same calls; each writes the rows of its responses, rank 0 all other
-    rows.
+    """The recorder of a run. All ranks make the same calls. Each writes the rows of its responses; rank 0 writes all
+    other rows.
 
     Rank 0 publishes. Publishing raises SupersededError if another trainer took over the run.
     """
@@ -76,7 +76,7 @@ class RunRecorder:
         self._weights = ExportedWeights(components, fence)
 
     def event(self, step: int, kind: str, message: str) -> None:
-        """Records an event of the run, written with the step's other rows."""
+        """Records an event of the run, which is written with the step's other rows."""
         if self._first:
             self._writer.event(step, kind, message)
 
@@ -90,7 +90,7 @@ class RunRecorder:
         trained_version: int,
         reference_version: int,
     ) -> None:
-        """Records the responses that this rank holds and their tokens, as far as the spec's `record` says.
+        """Records the responses that this rank holds and their tokens, as the spec's `record` says.
 
         Args:
             advantage: mean advantage of each response. [b]
@@ -135,8 +135,7 @@ class RunRecorder:
         return {f"{metric} on {dataset}": figures["value"] for dataset, (metric, figures) in measured.items()}
 
     def _measured(self, step: int, evaluated: Evaluated) -> list[dict[str, Any]]:
-        """Returns the summary of an evaluation and passes its rows to the writer; empty on all ranks except the
-        first."""
+        """Passes an evaluation's rows to the writer and returns its summary; empty on all ranks except the first."""
         if not self._first:
             return []
         inputs, writer = self._components.run.inputs(), self._writer
@@ -149,7 +148,7 @@ class RunRecorder:
         return step in self._evaluated
 
     def recall_evaluations(self, up_to: int) -> None:
-        """Reads the evaluated steps from disk, without those after `up_to`, whose rows no longer count."""
+        """Reads the evaluated steps up to `up_to` from disk. The rows of later steps no longer count."""
         self._evaluated.recall(up_to)
 
     def flush(self) -> None:
@@ -169,7 +168,7 @@ class RunRecorder:
         self._evaluated.note()
 
     def save(self, state: TrainingState, *, stopping: bool) -> None:
-        """Exports weights and copies the state if that is due; `finish_step` then has the copy written."""
+        """Exports weights and copies the state, if either is due. `finish_step` starts the writing of the copy."""
         training = self._components.spec.training
         last = state.step == training.steps
         if self._weights.due_at(state.step):
@@ -184,7 +183,8 @@ class RunRecorder:
             self.event(state.step, "finished" if last else "stopped", "" if last else "asked to, after this step")
 
     def finish_step(self, state: TrainingState, metrics: dict[str, float]) -> None:
-        """Writes the step's rows to disk, then has the copied state written. Waits only for the run's last state.
+        """Writes the step's rows to disk, then starts the writing of the copied state. Waits only for the run's last
+        state.
 
         Raises:
             DiskError: the rows, this state or an earlier one could not be written.

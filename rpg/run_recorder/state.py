@@ -19,19 +19,19 @@ _RANDOM = "random"
 
 @dataclass
 class TrainingState:
-    """The counters of a run; the rest of its state is in the components."""
+    """The counters of a run. The rest of its state is in the components."""
 
     step: int = 0
-    """Number of steps begun; between two steps, of steps done."""
+    """Number of steps begun. Between two steps, this is the number of finished steps."""
     updates: int = 0
     """Number of optimizer updates, including skipped ones."""
     skipped_in_a_row: int = 0
-    """Number of consecutive last updates that were skipped because their gradients were not finite."""
+    """Number of updates in a row, up to the last one, that were skipped because their gradients were not finite."""
     policy_version: int = 0
     """Number of times that the sampler has loaded weights."""
 
     def copy(self, components: TrainerComponents, source: RolloutSource) -> StateCopy:
-        """Returns the whole state of training, copied to host memory. All ranks call it; each gets the part that it
+        """Returns the whole state of training, copied to host memory. All ranks call it. Each gets the part that it
         writes.
 
         The state is: weights and optimizer (in pieces), the reference's weights and schedule, the values of closed
@@ -54,7 +54,7 @@ class TrainingState:
         return copied
 
     def load(self, components: TrainerComponents, source: RolloutSource, directory: Path) -> None:
-        """Restores a written `copy` and gives the sampler the policy. All ranks call it.
+        """Restores a written `copy` and loads the policy into the sampler. All ranks call it.
 
         It also works in the middle of a run: it replaces the components' whole state.
         """

@@ -12,7 +12,7 @@ from specs.machine.files import files_under, publish_directory
 
 
 class ExportedWeights:
-    """The exported weights of the steps that the spec names, and of the best step if the spec keeps it."""
+    """The exported weights of the steps that the spec names and, if the spec keeps it, of the best step."""
 
     def __init__(self, components: TrainerComponents, fence: Fence) -> None:
         self._components = components
@@ -37,7 +37,8 @@ class ExportedWeights:
         return step == self._training.steps or (every > 0 and step % every == 0)
 
     def best_step(self, evaluated: Mapping[int, Mapping[str, float]], *, up_to: int) -> int:
-        """Returns the most accurate step whose weights exist, or, for `up_to` itself, can be exported; on rank 0."""
+        """Returns, on rank 0, the most accurate step whose weights exist. Those of `up_to` itself need not exist
+        yet."""
         candidates = {
             step: measured
             for step, measured in evaluated.items()
@@ -46,7 +47,7 @@ class ExportedWeights:
         return best_step(candidates, self.best_on)
 
     def export(self, step: int, *, attempt: int) -> int:
-        """Writes the current policy's weights as those after a step. All ranks call it.
+        """Exports the current policy's weights as those after a step. All ranks call it.
 
         Returns:
             Bytes of the directory; 0 on all ranks except the first.
@@ -65,7 +66,7 @@ class ExportedWeights:
         return sum(file.stat().st_size for file in files_under(final))
 
     def drop_superseded(self, evaluated: Mapping[int, Mapping[str, float]], *, saved: int) -> None:
-        """Deletes weights that were exported as the best but no longer are; on rank 0.
+        """Deletes, on rank 0, weights that were exported as the best but no longer are.
 
         Args:
             saved: step of the newest checkpoint; a run that resumes from an earlier one must still find its best

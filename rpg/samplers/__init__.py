@@ -1,4 +1,4 @@
-"""Samplers of responses: one Protocol (`base`), and one module an engine, named as in a spec.
+"""Samplers of responses: a Protocol (`base`), and one module per engine, named as in a spec.
 
 An engine's class in `specs.schema.rollout` states its properties; `open_sampler` of its module here opens it, and
 `opening` finds the module by name. The sentinel checks that a separate engine has the learner's weights. The package

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADMISSION_STEPS = 16
-"""Decoding steps between two questions of how many prompts may start. At each question the scores of ended responses
-are awaited, so they are computed during these steps; the ranks also exchange which responses have ended."""
+"""Number of decoding steps between two calls that ask how many prompts may start. Such a call waits for the scores of
+ended responses, which are computed during these steps, and the ranks exchange which responses have ended."""
 
 
 AdmitMore = Callable[[Pause], int | None]
-"""Function that admits prompts in a sampler's own loop: returns how many may have started, or None to end the call."""
+"""Function with which a sampler's own loop admits prompts. It returns how many may have started, or None to end the
+call."""
 
 
 def pause_of(*, idle: bool, steps: int, ended: bool) -> Pause | None:
-    """Returns the reason why the loop asks for more now; None if it does not ask.
+    """Returns the reason why the loop asks for more turns now; None if it does not.
 
     Args:
         idle: whether nothing is being sampled.
@@ -39,12 +40,12 @@ def pause_of(*, idle: bool, steps: int, ended: bool) -> Pause | None:
 
 
 class Sampler(Protocol):
-    """Sampler of responses from a policy whose weights are loaded into it. Any thread may use it, one at a time."""
+    """Sampler of responses from the policy whose weights are loaded into it. Any thread may use it, one at a time."""
 
     policy_version: int
     """Number of times that weights were loaded."""
     engines: int
-    """Number of engines over which the prompts of a call are dealt."""
+    """Number of engines over which the prompts of a call are distributed."""
 
     def generate(
         self,
@@ -130,14 +131,14 @@ class Sampler(Protocol):
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
-        """Loads the learner's weights, by the names of the transformers model."""
+        """Loads the learner's weights. Names are those of the transformers model."""
         ...
 
     def logprobs(
         self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0, engine: int = 0
     ) -> list[float]:
-        """Returns logprobs of the tokens after the prompt, under the present weights of one of the engines, nats; for
-        the sentinel."""
+        """Returns logprobs of the tokens after the prompt, under the present weights of one of the engines, nats. The
+        sentinel uses them."""
         ...
 
     def forget(self) -> None:
@@ -258,7 +259,8 @@ class InProcessSampler(ABC):
         open_ended: bool = False,
         on_unfinished: OnResponse | None = None,
     ) -> int:
-        """Samples prompts, all at once or as they are admitted. Returns the tokens of responses that did not end.
+        """Samples prompts, all at once or as they are admitted. Returns the number of tokens of responses that did not
+        end.
 
         Args:
             prompts: `admit` may append to them, to the seeds and to the limits.
@@ -275,23 +277,23 @@ class InProcessSampler(ABC):
 
 @dataclass(frozen=True, slots=True)
 class SamplerSettings:
-    """Settings of a sampler besides its section of the spec."""
+    """Settings of a sampler in addition to its section of the spec."""
 
     weights_dir: Path
     """A transformers model directory with config, safetensors and tokenizer."""
     device: torch.device
     """Device on which to sample."""
     max_length: int
-    """Most tokens of prompt and response together."""
+    """Largest number of tokens of prompt and response together."""
     seed: int
     """Seed of the sampler itself. The samples depend only on the seeds given to `generate`."""
     learner_model: "PreTrainedModel | None" = None
     """The learner's own module, for a sampler that can use it; None if the sampler needs its own weights."""
     beside_learner: bool = False
-    """Whether a learner in this process needs the GPU's memory while the sampler is idle."""
+    """Whether a learner in this process uses the GPU's memory while the sampler is idle."""
     precision: Literal["float32", "bfloat16"] | None = None
-    """The learner's precision, for a sampler that runs its own transformers model; None: float32 on a CPU, else the
-    precision of the weights."""
+    """The learner's precision, for a sampler that runs its own transformers model. None means float32 on a CPU, else
+    the precision of the weights."""
 
 
 def response_limits(
@@ -302,7 +304,8 @@ def response_limits(
     *,
     max_length: int,
 ) -> list[int]:
-    """Returns the most response tokens of each prompt: the requested limit, or the room that the prompt leaves.
+    """Returns the largest number of response tokens for each prompt: the requested limit, or less if the prompt leaves
+    less room.
 
     Raises:
         ValueError: a prompt is empty, leaves no room for a response, or lacks a seed or a limit.

@@ -10,7 +10,7 @@ from specs.schema.rollout import Rollout, not_installed
 
 
 def open_sampler(rollout: Rollout, settings: SamplerSettings) -> Sampler:
-    """Opens the sampler that the spec names, with `open_sampler` of the module `rpg.samplers.ENGINE`.
+    """Opens the sampler that the spec names with `open_sampler` of the module `rpg.samplers.ENGINE`.
 
     Raises:
         SpecError: a package or device that the sampler needs is missing, or the directory of the weights names no end

@@ -11,7 +11,7 @@ from specs.schema.rollout import Rollout
 
 
 class SamplerOutOfMemoryError(RuntimeError):
-    """A sampler ran out of memory on a GPU or the host."""
+    """Error raised if a sampler ran out of memory on a GPU or the host."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Samplers of each rank: one, several, or none if the rank shares that of an earlier one."""
+"""The samplers of each rank: one, several, or none if the rank shares the sampler of an earlier rank."""
 
 from rpg.processes import ranks
 from specs.machine.launch import engines_elsewhere
@@ -6,8 +6,8 @@ from specs.schema.rollout import Rollout
 
 
 def own_samplers(rollout: Rollout) -> list[int]:
-    """Returns the numbers of this rank's samplers among those of its machine, or among those of the run if engines are
-    on other machines.
+    """Returns the indices of this rank's samplers among those of its machine or, if engines are on other machines,
+    among those of the run.
 
     Args:
         rollout: the section as a machine has it, see `Experiment.sampling`.
@@ -17,8 +17,8 @@ def own_samplers(rollout: Rollout) -> list[int]:
 
 
 def ranks_together() -> int:
-    """Returns the number of ranks that samplers are spread over: those of this machine, or all if engines are on other
-    machines."""
+    """Returns the number of ranks that samplers are distributed over: those of this machine, or all ranks if engines
+    are on other machines."""
     return ranks.world_size() if engines_elsewhere() else ranks.on_this_machine()
 
 

@@ -1,4 +1,4 @@
-"""Check that the sampler holds the learner's weights: both compute the logprobs of a probe, and these must agree.
+"""Check that the sampler has the learner's weights. Both compute the logprobs of a probe, and these must agree.
 
 An engine that kept old weights raises no other error: training would continue on samples of the wrong policy.
 """
@@ -10,18 +10,18 @@ from rpg.samplers.base import Sampler
 from specs.schema.rollout import Rollout
 
 LogprobsFn = Callable[[Sequence[int], int], Sequence[float]]
-"""(token ids, prompt length) -> logprobs of the tokens after the prompt, nats, at temperature 1."""
+"""Function (token ids, prompt length) -> logprobs of the tokens after the prompt, nats, at temperature 1."""
 
 _PROBE_TOKENS = 32
 _OUTLIER = 10.0
-"""Tolerance of one token as a multiple of the tolerance of the mean: in bfloat16 a single unlikely token may deviate by
+"""Tolerance of one token as a multiple of the tolerance of the mean. In bfloat16 a single unlikely token may deviate by
 this much."""
 _MOVED_TOKENS = 8
-"""Number of the learner's logprobs that a load must move before unchanged logprobs of the engine cannot be chance."""
+"""If a load changes at least this many of the learner's logprobs, unchanged logprobs of the engine cannot be chance."""
 
 
 class StaleEngineError(RuntimeError):
-    """The sampler's weights are not the learner's."""
+    """Error raised if the sampler's weights are not the learner's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Probe:
 
 
 def probe_of(prompt: Sequence[int], *, max_length: int) -> Probe:
-    """Returns the prompt repeated twice, cut to 32 tokens and to the length: any text works."""
+    """Returns the prompt, repeated twice and cut to 32 tokens and to the length. Any text would do."""
     return Probe(tuple([*prompt, *prompt][: max(2, min(_PROBE_TOKENS, max_length - 1))]), prompt_length=1)
 
 
@@ -57,7 +57,7 @@ def open_sentinel(rollout: Rollout, probe: Probe, *, precision: str, device_type
 
 
 class Sentinel:
-    """Comparison of one engine with its learner after each load of weights."""
+    """Comparison of engines with their learner after each load of weights."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Sentinel:
         token_tolerance: float | None = None,
         as_precise_as_learner: bool = True,
     ) -> None:
-        """Takes the probe and its tolerances.
+        """Args: the probe, and its tolerances.
 
         Args:
             tolerance: the largest mean difference over the probe's tokens that is allowed, nats.
@@ -81,7 +81,7 @@ class Sentinel:
         self.token_tolerance = tolerance if token_tolerance is None else token_tolerance
         self._as_precise_as_learner = as_precise_as_learner
         self._before: dict[int, tuple[list[float], list[float]]] = {}
-        """Engine -> its logprobs and the learner's in the last check."""
+        """Engine -> the engine's and the learner's logprobs in the last check."""
         self.difference = 0.0
         """Largest difference in the last check, nats."""
         self.mean_difference = 0.0
@@ -113,7 +113,8 @@ class Sentinel:
             raise StaleEngineError(f"{stale}{self._too_far_apart(difference, mean)}")
         if self._stood_still(number, engine, learner):
             raise StaleEngineError(
-                f"{stale}its logprobs of the probe are those of before the load in every bit, while the learner's moved"
+                f"{stale}its logprobs of the probe have the same bits as before the load, although the learner's have"
+                " changed"
             )
         self._before[number] = engine, learner
         return difference, mean

@@ -1,4 +1,4 @@
-"""Detection of stop texts in a response, by the same rule and with the same decoder as in vLLM."""
+"""Detection of stop texts in a response, with vLLM's rule and decoder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StopTextWatch:
-    """Reader of one response, token by token, that detects a stop text. Special tokens are not text."""
+    """Detector of stop texts in one response. It reads the response token by token. Special tokens are not text."""
 
     def __init__(self, tokenizer: "Tokenizer", stop: Sequence[str], prompt_ids: Sequence[int]) -> None:
         """Starts at the end of the prompt.
@@ -32,8 +32,8 @@ class StopTextWatch:
         """The last characters so far, which may contain the beginning of a stop text."""
 
     def completes(self, token_id: int) -> bool:
-        """Returns whether a stop text is complete with this token; it may begin in earlier tokens and end before this
-        one's end."""
+        """Returns whether a stop text is complete with this token. The stop text may begin in earlier tokens, and end
+        before this token's end."""
         text = self._tail + (self._decode(token_id) or "")
         self._tail = text[-self._kept :] if self._kept else ""
         return any(stop in text for stop in self._stop)

@@ -1,4 +1,4 @@
-"""Sandbox for processes that may misbehave or run text of a model: they are isolated from the rest of the machine.
+"""Sandbox for processes that may misbehave or run text of a model. It isolates them from the rest of the machine.
 
 `Sandbox` runs untrusted programs. `room` lends them warm sandbox processes (`Seal`), in each of which a supervisor (the
 `keeper`) forks one program after another. `start` runs a command with its own environment, session and limits;

@@ -16,7 +16,7 @@ from rpg.sandbox.hidden import hidden
 _TRIAL_SECONDS = 60.0
 _SCRATCH_BYTES = 64 << 20
 _LIBRARIES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-"""Directories of the system's programs and libraries: links into /usr, or directories of their own."""
+"""Directories of the system's programs and libraries. They are links into /usr, or separate directories."""
 _LOADER = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/nix/store", "/gnu/store")
 """Files by which the loader finds libraries."""
 _ALWAYS = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try", "--new-session")
@@ -44,9 +44,9 @@ _OF_ROOT = NamespaceSetup(
     nobody=True,
     keeps=("--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_KILL"),
 )
-"""Without a user namespace: the limit on processes does not bind processes that are root outside."""
+"""Without a user namespace, because the limit on processes does not bind processes that are root outside."""
 _OF_USERS = NamespaceSetup(("--unshare-user", "--uid", "65534", "--gid", "65534"))
-"""Allowed to any user, if the kernel permits user namespaces."""
+"""With a user namespace, which any user may create if the kernel permits it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Missing:
 
     reason: str
     hint: str
-    """Program to install, or setting to change."""
+    """What to do: the program to install, or the setting to change."""
 
 
 def missing() -> Missing | None:
@@ -83,7 +83,7 @@ def sealing(readable: Iterable[Path], *, keeps: bool = False, hides: bool = Fals
 
 @lru_cache(maxsize=1)
 def _way() -> NamespaceSetup | Missing:
-    """Returns the first way that works here, or why none does."""
+    """Returns the first way that works on this machine, or the reason why none does."""
     if shutil.which("bwrap") is None:
         return Missing("bubblewrap is not installed", _INSTALL)
     said = ""
@@ -142,7 +142,8 @@ def _bound(paths: Iterable[Path], root: Path = Path("/")) -> Iterator[str]:
 
 
 def _within(paths: Iterable[Path], targets: Iterable[Path]) -> list[Path]:
-    """Returns the names under which the paths contain the targets, which are real paths, outer ones first."""
+    """Returns the names, outer ones first, under which the targets are reachable within the paths. Targets are real
+    paths."""
     real = [(path, path.resolve()) for path in paths]
     names = {path / target.relative_to(place) for target in targets for path, place in real if place in target.parents}
     return sorted(name for name in names if name.exists())
@@ -169,7 +170,7 @@ def _runtime() -> Iterator[Path]:
 
 
 def _outermost(paths: Iterable[Path]) -> list[Path]:
-    """Returns the existing paths, by the given name and by the real one, without those inside another."""
+    """Returns the existing paths, under their given and their real names, without paths inside another one."""
     there = {name for path in paths if path.is_absolute() and path.exists() for name in (path, path.resolve())}
     whole = {path for path in there if path != Path("/")}
     return sorted(path for path in whole if not any(parent in whole for parent in path.parents))

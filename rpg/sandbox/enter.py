@@ -1,4 +1,4 @@
-"""The first program of a confined process: drops rights, sets limits, then becomes the command or supervises it.
+"""The first program of a confined process. It drops rights and sets limits, then becomes the command or supervises it.
 
 It is run by its path with `python -I -S` and imports only the standard library, so that it starts in milliseconds.
 """
@@ -25,8 +25,8 @@ _PR_SET_SECCOMP = 22
 _STEP = 8
 """Bytes of one filter instruction."""
 END = signal.SIGHUP
-"""Signal that asks a watcher to end its command and all descendants. SIGTERM would not do: Slurm sends it to every
-process of a run that shall save its state, and the command must continue after it."""
+"""Signal that asks a watcher to end its command and all descendants. SIGTERM cannot be used, because Slurm sends it to
+every process of a run that must save its state, and the command must continue after it."""
 
 
 def entered(
@@ -108,7 +108,7 @@ def _pass_through(inside: socket.socket, path: str) -> None:
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    """Copies data until the source ends; the other direction may continue."""
+    """Copies data until the source ends. The other direction may continue."""
     try:
         while content := source.recv(1 << 16):
             target.sendall(content)
@@ -120,7 +120,7 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 def limit(limits: Mapping[str, int]) -> None:
-    """Sets limits of this process, by the name of the resource. No limit is raised above the present hard limit."""
+    """Sets limits of this process by the resource's name. No limit is raised above the present hard limit."""
     for name, most in limits.items():
         kind = getattr(resource, name)
         hard = resource.getrlimit(kind)[1]
@@ -129,7 +129,7 @@ def limit(limits: Mapping[str, int]) -> None:
 
 
 def refuse_calls(filtered: bytes) -> None:
-    """Puts a filter of system calls on this process and all its descendants. Raises OSError if the kernel rejects
+    """Installs a system-call filter for this process and all its descendants. Raises OSError if the kernel rejects
     it."""
     if not filtered:
         return
@@ -144,7 +144,8 @@ def refuse_calls(filtered: bytes) -> None:
 
 
 def _watch(parent: int, settings: dict[str, Any], command: list[str]) -> None:
-    """Ends when the command or the parent ends, or at END, whichever is first, after it has ended all descendants."""
+    """Waits until the command or the parent ends, or for END, whichever is first. Then ends all descendants and this
+    process."""
 
     def end(code: int) -> None:
         _end_descendants()
@@ -181,7 +182,7 @@ def _watch(parent: int, settings: dict[str, Any], command: list[str]) -> None:
 
 
 def _end_descendants() -> None:
-    """Kills children until none is left: children of a killed process become children of this one."""
+    """Kills children until none is left. The children of a killed process become children of this process."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     with suppress(ChildProcessError, OSError):
         while True:

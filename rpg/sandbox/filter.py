@@ -1,5 +1,5 @@
-"""Filter of system calls for all sealed code of others. It refuses calls that no scorer and no program needs, and
-attacks use.
+"""System-call filter for all untrusted code in the sandbox. It refuses calls that attacks use and that scorers and
+programs do not need.
 
 Only local sockets are allowed; a command with a forwarded port (`door`) may also use its own loopback. The process that
 forwards the port has no filter.
@@ -17,7 +17,7 @@ _NAMESPACES = 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0
 """CLONE_NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWNS and NEWTIME."""
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _X32 = 0x40000000
-"""First number of x86 calls of another ABI."""
+"""First number of the system calls of x86's other ABI (x32)."""
 
 # Name -> number on x86-64 and on 64-bit ARM (None if it has no such call), from the kernel's tables.
 _REFUSED: dict[str, tuple[int, int | None]] = {
@@ -48,16 +48,16 @@ _REFUSED: dict[str, tuple[int, int | None]] = {
 _CLONE, _CLONE3, _SOCKET, _IOCTL = (56, 220), (435, 435), (41, 198), (16, 29)
 _TIMER_CREATE, _FCNTL = (222, 107), (72, 25)
 _SET_SIGNAL = 10
-"""F_SETSIG, which chooses the signal that reports readable data."""
+"""F_SETSIG, which selects the signal that reports readable data."""
 _TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which inject input into a terminal."""
 _AUDIT = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Machine -> its column above, and its number in the kernel."""
+"""Machine -> its column in the table above, and its number in the kernel."""
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _NUMBER, _ARCHITECTURE, _ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
-"""Offsets in the kernel's seccomp_data; for arguments, of the low half."""
+"""Offsets in the kernel's seccomp_data. Those of arguments are of the low half."""
 
 
 def program(*, loopback: bool = False, stoppable: bool = False) -> bytes:
@@ -105,8 +105,8 @@ def _refused_if(test: int, value: int, error: int) -> Iterator[bytes]:
 
 
 def _by_argument(number: int, argument: int, steps: list[bytes]) -> Iterator[bytes]:
-    """Yields instructions on an argument of one call; the call is allowed if they do not refuse it. The call's number
-    is loaded before."""
+    """Yields instructions that check an argument of one call. The call is allowed unless they refuse it. The call's
+    number must be loaded before."""
     yield _step(_EQUAL, number, miss=len(steps) + 2)
     yield _step(_LOAD, argument)
     yield from steps

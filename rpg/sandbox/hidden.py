@@ -1,4 +1,4 @@
-"""Hides packages with problems or scorers, and downloaded sets, from processes that run a policy's text.
+"""Hides packages with problems or scorers, and downloaded data sets, from processes that run a policy's text.
 
 The packages are this product, reasoning-gym, and each installed package that provides a source or a reward. A policy
 that imports one could regenerate the evaluation set from a guessed seed.
@@ -21,11 +21,12 @@ _LIBRARIES = tuple(
     for inside in ("", "local/", "envs/*/", "pkgs/*/")
     for library in ("lib*/python3*/*-packages", "site-packages")
 )
-"""Package directories below a directory that a process may read: those of an environment, the system, and conda."""
+"""Package directories, relative to a directory that a process may read: those of an environment, of the system, and of
+conda."""
 
 
 def hidden(shown: Iterable[Path]) -> list[Path]:
-    """Returns the real paths of the packages and sets, and of the packages' copies below `shown`."""
+    """Returns the real paths of the packages and data sets, and of the packages' copies below `shown`."""
     return sorted(path for path in {*_installed()[0], *_copies(tuple(shown)), *_downloads()} if path.exists())
 
 
@@ -45,14 +46,14 @@ def _installed() -> tuple[frozenset[Path], frozenset[str]]:
 
 
 def _files(package: Distribution) -> Iterator[Path]:
-    """Yields the files and directories that the package has installed; in shared directories only its files."""
+    """Yields the files and directories that the package has installed. In shared directories, yields only its files."""
     for file in package.files or ():
         alone = len(file.parts) == 1 or file.parts[0] in ("..", "__pycache__")
         yield Path(str(package.locate_file(file if alone else file.parts[0])))
 
 
 def _places(module: str) -> Iterator[Path]:
-    """Yields the file or the directories of a module or package."""
+    """Yields the file of a module, or the directories of a package."""
     with suppress(ImportError, ValueError):  # not installed, or an artificial module of a test
         if spec := find_spec(module):
             yield from map(Path, spec.submodule_search_locations or [spec.origin or ""])

@@ -37,11 +37,11 @@ _WARM = (
     *("array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions"),
     *("functools", "heapq", "itertools", "math", "operator", "queue", "re", "statistics", "string", "typing"),
 )
-"""Modules that short programs import, loaded once."""
+"""Modules that short programs often import. They are loaded once."""
 _NEW_NAMESPACES = 0x20000000 | 0x00020000
 """CLONE_NEWPID and CLONE_NEWNS."""
 _PIECE = 1 << 20
-"""Bytes that are copied at once."""
+"""Number of bytes that are copied at once."""
 _NO_SET_USER_NO_DEVICE = 2 | 4
 _SCRATCH = b"size=64m,nr_inodes=4096,mode=1777"
 """Mount options of a program's own /tmp, which ends with the program."""
@@ -102,7 +102,7 @@ class _Child:
         held: ExitStack,
     ) -> None:
         """Starts the process. `kept` are descriptors that `become` needs; their numbers do not change. `held` closes
-        everything that is opened."""
+        everything that was opened."""
         self._most = limits["output_bytes"]
         outputs = [os.pipe() for _ in range(2)]
         is_ready, says_ready = os.pipe()
@@ -128,8 +128,8 @@ class _Child:
             raise RuntimeError("a program's process could not be confined")
 
     def watch(self, until: float, *, or_says: int = -1) -> str:
-        """Reads its output until it has ended, the time is over, or it has written too much; then ends it. Returns how
-        it ended.
+        """Reads the process's output until it has ended, has written too much, or the time is over. Then ends it.
+        Returns how it ended.
 
         Args:
             until: end of the time, on the monotonic clock.
@@ -156,7 +156,7 @@ class _Child:
                 return "0" if said == b"0" else "1"
 
     def end(self, why: str = "killed") -> str:
-        """Kills it and all its descendants. Data still in its pipes is read."""
+        """Kills the process and all its descendants, and reads the data that is still in its pipes."""
         if not self.process:
             return why
         os.kill(self.process, signal.SIGKILL)
@@ -168,7 +168,7 @@ class _Child:
         return why
 
     def answer(self, ended: str, begun: float) -> None:
-        """Sends how it ended, or that it still runs, and its output since the last answer."""
+        """Sends how the process ended, or that it still runs, and its output since the last answer."""
         found: dict[str, Any] = {"ended": ended, "seconds": time.monotonic() - begun, "alive": bool(self.process)}
         if not self.process:
             found["exit_status"] = os.waitstatus_to_exitcode(self._status)
@@ -183,7 +183,7 @@ class _Child:
             self._lengths[pipe] = 0
 
     def _take(self, ready: list[int]) -> bool:
-        """Reads from those pipes that are ready. Returns whether one has given too much."""
+        """Reads from those pipes that are ready. Returns whether one of them has given too much."""
         for pipe in self._open & set(ready):
             left = self._most - self._lengths[pipe]
             if left == 0:
@@ -206,7 +206,7 @@ def _fork() -> int:
     flags = _NEW_NAMESPACES | signal.SIGCHLD
     process: int = _libc.syscall(_CLONE[os.uname().machine], flags, 0, 0, 0, 0)
     if process < 0:
-        raise OSError(ctypes.get_errno(), "no namespaces for a program")
+        raise OSError(ctypes.get_errno(), "cannot create namespaces for a program")
     return process
 
 
@@ -218,9 +218,9 @@ def _confine(
     says_ready: int,
     kept: list[int],
 ) -> None:
-    """Drops the rights of the program's process and sets its limits before a line of the program runs."""
+    """Drops the rights of the program's process and sets its limits, before any line of the program runs."""
     if _libc.mount(b"tmpfs", b"/tmp", b"tmpfs", _NO_SET_USER_NO_DEVICE, _SCRATCH):
-        raise OSError(ctypes.get_errno(), "no /tmp for a program")
+        raise OSError(ctypes.get_errno(), "cannot create /tmp for a program")
     os.chdir("/tmp")
     os.setsid()
     for signum in (signal.SIGTERM, signal.SIGPIPE):  # the watcher and Python ignore these
@@ -273,7 +273,7 @@ def _drop_capabilities() -> None:
 
 
 def _end(become: Callable[[], None]) -> None:
-    """Runs `become` in this process, and ends the process in the way in which an interpreter ends."""
+    """Runs `become` in this process, then ends the process as an interpreter would."""
     code = 1
     try:
         become()
@@ -321,7 +321,7 @@ def _text_of(file: int) -> str:
 
 
 def _new_main(arguments: list[str]) -> ModuleType:
-    """Returns a module `__main__` in an interpreter that looks newly started."""
+    """Returns a new module `__main__`, as in an interpreter that has just started."""
     for name in [name for name in sys.modules if name == "rpg" or name.startswith("rpg.")]:
         del sys.modules[name]
     sys.argv[:] = arguments
@@ -368,8 +368,8 @@ def _serve_session(request: dict[str, Any], filtered: bytes, held: ExitStack) ->
 
 
 def _run_calls(box: int, waits: int, tells: int) -> None:
-    """Runs in the session's interpreter: executes the code in the box each time that it is woken, and reports the
-    result."""
+    """Executes the code in the box each time that the process is woken, and reports the result. Runs in the session's
+    interpreter."""
     module = _new_main([""])
     number = 0
     while os.read(waits, 1):
@@ -403,7 +403,7 @@ def _execute(source: str, name: str, names: dict[str, Any]) -> None:
 
 
 def _held(held: ExitStack, descriptor: int) -> int:
-    """Returns the descriptor, which is closed at the end of the request."""
+    """Makes sure that the descriptor is closed at the end of the request, and returns it."""
     held.callback(os.close, descriptor)
     return descriptor
 
@@ -417,7 +417,7 @@ def _filled(held: ExitStack, length: int) -> int:
 
 
 def _move(source: int, target: int, length: int) -> None:
-    """Copies bytes from a pipe to a file or back, within the kernel."""
+    """Copies bytes between a pipe and a file, within the kernel."""
     while length:
         moved = os.splice(source, target, min(length, _PIECE))
         if not moved:
@@ -434,7 +434,7 @@ def _receive() -> dict[str, Any] | None:
 
 
 def _read(count: int) -> bytes:
-    """Returns this number of bytes; fewer at the end of the input."""
+    """Returns this number of bytes, or fewer at the end of the input."""
     parts = b""
     while len(parts) < count and (part := os.read(0, count - len(parts))):
         parts += part

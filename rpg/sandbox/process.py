@@ -27,7 +27,8 @@ _OF_USER = (
     *("PATH", "HOME", "USER", "LOGNAME", "TEMP", "TMP", "TMPDIR"),
     *("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES"),
 )
-"""Variables that an unsealed process gets: the directories of its user's files, and the devices that it may use."""
+"""Variables that a process outside bubblewrap gets: the directories of its user's files, and the devices that it may
+use."""
 _FIXED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 _OF_KEEPER = {"PYTHONHASHSEED": "0", "PYTHONPATH": str(CODE)}
 """Variables of the keeper. They make programs print sets of texts in the same order every time."""
@@ -40,21 +41,21 @@ class Limits:
     """Limits of a confined process. Each process that it starts gets limits of the same size."""
 
     memory_bytes: int = 8 << 30
-    """Address space, in bytes. An answer such as 10^10^10 gets this much before it is a MemoryError."""
+    """Address space, in bytes. An answer such as 10^10^10 takes this much before it raises a MemoryError."""
     processes: int = 1
-    """Most processes and threads of a sealed command, itself included; 0: as many as its user may have. The limit does
-    not bind root, so a sealed process of root becomes another user. A command that is not sealed gets no limit: the
-    kernel would count all processes of its user."""
+    """Largest number of processes and threads of a sealed command, itself included; 0: as many as its user may have.
+    The limit does not bind root, so a sealed process of root becomes another user. A command that is not sealed gets no
+    limit: the kernel would count all processes of its user."""
     file_bytes: int = 1 << 20
-    """Longest file that it may write, in bytes."""
+    """Longest file that the process may write, in bytes."""
     open_files: int = 256
     seconds: float = 10.0
     """Wall time of a program of `Sandbox`, or of a call of a session."""
     cpu_seconds: int = 0
     """CPU time of each process of such a program; 0 means a second more than the wall time. All processes of a session
-    together may use this much for each of its calls."""
+    together may use this much for each call."""
     output_bytes: int = 1 << 20
-    """Most bytes that such a program may write to standard output, and to standard error."""
+    """Largest number of bytes that such a program may write to standard output, and to standard error."""
 
     @property
     def cpu_limit(self) -> int:
@@ -70,23 +71,24 @@ class Confined:
 
     @property
     def pid(self) -> int:
-        """Returns the id of its first process, the watcher."""
+        """Returns the process id of the watcher, which is the first process."""
         return self._process.pid
 
     @property
     def stdin(self) -> IO[bytes]:
-        """Returns its input, if it was requested as a pipe."""
+        """Returns the process's standard input, if it was requested as a pipe."""
         assert self._process.stdin is not None
         return self._process.stdin
 
     @property
     def stdout(self) -> IO[bytes]:
-        """Returns its output, if it was requested as a pipe."""
+        """Returns the process's standard output, if it was requested as a pipe."""
         assert self._process.stdout is not None
         return self._process.stdout
 
     def ending(self, timeout_seconds: float) -> str:
-        """Waits for its end and returns how it ended, `exit 1` or `SIGKILL`; ends it after the time limit."""
+        """Waits until the process ends, and ends it after the time limit. Returns how it ended, such as `exit 1` or
+        `SIGKILL`."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_seconds)
         self.end()
@@ -97,7 +99,7 @@ class Confined:
         return f"exit {code}"
 
     def end(self) -> None:
-        """Kills it and all its descendants, and closes its pipes."""
+        """Kills the process and all its descendants, and closes its pipes."""
         if self._process.poll() is None:
             self._process.send_signal(enter.END)
             try:
@@ -125,7 +127,7 @@ def start(
     cgroup: Path | None = None,
     **pipes: Any,
 ) -> Confined:
-    """Starts a command with an environment built from a list of variables, in its own session, within limits.
+    """Starts a command in its own session, within limits, with only the listed environment variables.
 
     It ends with the thread that started it, and so do its descendants: a watcher ends them. If it is sealed, they also
     end if the watcher is killed, together with the first process of their namespace.

@@ -24,13 +24,13 @@ _START_SECONDS = 60.0
 _TRIES = 3
 _PAUSE_SECONDS = 0.5
 _MOST_BUILT = 64
-"""Most compiled programs that are kept: a program is run for each of its tests."""
+"""Largest number of compiled programs that are kept. A program is run once for each of its tests."""
 
 Language = Literal["python", "c++", "c"]
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed, and failed again when retried. The program is not at fault."""
+    """Error raised if the sandbox itself failed, also when retried. It is not the program's fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Program:
     argv: tuple[str, ...] = ()
     """Arguments, without the program's own name."""
     language: Language = "python"
-    """Language of the program. A program in another language than Python is compiled once, in the sandbox."""
+    """Language of the program. A program in a language other than Python is compiled once, in the sandbox."""
 
 
 class Sandbox:
@@ -56,7 +56,7 @@ class Sandbox:
     """
 
     def __init__(self, limits: Limits, *, at_once: int = 0) -> None:
-        """Stores the limits; starts nothing yet.
+        """Stores the limits. Does not start a process yet.
 
         Args:
             limits: limits of each program, and of each call of a session.
@@ -274,7 +274,7 @@ def has_compiler(language: Language) -> bool:
 
 
 def cores() -> int:
-    """Returns the number of cores of this process, shared with the other ranks of this machine."""
+    """Returns this process's share of the machine's cores, which it shares with the other ranks."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 

@@ -31,20 +31,21 @@ class Outcome:
     """Result of a program, or of a call of a session."""
 
     stdout: str
-    """Text on standard output, at most `Limits.output_bytes`; bytes that are not UTF-8 are replaced."""
+    """Text on standard output, at most `Limits.output_bytes`. Bytes that are not UTF-8 are replaced."""
     stderr: str
     """Text on standard error, limited like stdout."""
     exit_status: int
-    """Exit code, or minus the number of the signal that ended it. For a call, 1 if it raised, else 0."""
+    """Exit code, or the negative number of the signal that ended the program. For a call, 1 if it raised, else 0."""
     seconds: float
     """Wall time, seconds."""
     ended: Ending
-    """`exited`: by itself. `timeout`: wall time or CPU time was over. `memory`: it asked for more memory than allowed.
-    `output`: it wrote more than allowed. `killed`: by a signal, such as a segmentation fault."""
+    """How the program ended. `exited`: by itself. `timeout`: at the limit of wall time or CPU time. `memory`: it
+    requested more memory than allowed. `output`: it wrote more than allowed. `killed`: by a signal, such as a
+    segmentation fault."""
 
     @property
     def fine(self) -> bool:
-        """Returns whether it ran to its end, with exit code 0."""
+        """Returns whether the program ran to its end, with exit code 0."""
         return self.ended == "exited" and self.exit_status == 0
 
 
@@ -144,7 +145,7 @@ class Seal:
         until = time.monotonic() + _GRACE_SECONDS + len(rest) / _BYTES_A_SECOND
         while rest:
             if not _is_ready(self._input, select.POLLOUT, until):
-                raise SealError("it takes no request")
+                raise SealError("it does not accept requests")
             try:
                 rest = rest[os.write(self._input, rest) :]
             except BlockingIOError:
@@ -198,8 +199,8 @@ class Seal:
 
 
 def _is_ready(descriptor: int, event: int, until: float) -> bool:
-    """Returns whether the pipe becomes ready before the time is over. A trainer has more descriptors than `select`
-    supports.
+    """Returns whether the pipe becomes ready before the time is over. Uses poll, because a trainer has more descriptors
+    than `select` supports.
     """
     poll = select.poll()
     poll.register(descriptor, event)

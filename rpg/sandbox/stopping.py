@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Protocol, Self
 
 _STOP_SECONDS = 10.0
-"""Most seconds until all processes have stopped. A process stops microseconds after SIGSTOP, unless the machine is
-overloaded."""
+"""Longest time in seconds until all processes have stopped. A process stops microseconds after SIGSTOP, unless the
+machine is overloaded."""
 _PAUSE_SECONDS = 0.0001
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
-"""Whether the kernel was built with CONFIG_PROC_CHILDREN, as distributions' kernels are. Without it only the first
+"""Whether the kernel was built with CONFIG_PROC_CHILDREN. The kernels of distributions are. Without it only the first
 process of a session is stopped, by the keeper's own SIGSTOP."""
 _STANDING = frozenset({b"T", b"t", b"Z", b"X"})
-"""States of a thread that uses no processor, in /proc's letters: stopped, traced, or ended."""
+"""States of a thread that uses no processor, as letters in /proc: stopped, traced, or ended."""
 
 
 class Stopper(Protocol):
@@ -67,7 +67,7 @@ class Cgroup:
             return None
 
     def is_used(self) -> bool:
-        """Returns whether a process is in it."""
+        """Returns whether the cgroup contains a process."""
         with suppress(OSError):
             return bool((self.directory / "cgroup.procs").read_text(encoding="utf-8"))
         return False
@@ -116,7 +116,7 @@ class _Process:
     """States of its threads."""
     children: tuple[int, ...]
     ticks: int
-    """CPU time in ticks, with that of the children that it has waited for."""
+    """CPU time in ticks, including that of the children that the process has waited for."""
 
 
 class Signals:
@@ -125,8 +125,8 @@ class Signals:
     def __init__(self, keeper: int) -> None:
         self._keeper = keeper
         self._stopped: dict[int, int] = {}
-        """Id of each process that was sent SIGSTOP -> a descriptor that refers to this process and to no later one with
-        its id."""
+        """Id of each process that was sent SIGSTOP -> descriptor that refers to this process, and not to a later one
+        with the same id."""
         self._ticks = self._counted = 0
 
     @classmethod
@@ -137,7 +137,7 @@ class Signals:
         return cls(process)
 
     def stop(self) -> float:
-        """See Stopper. The CPU time of a process that ended and whose parent did not wait for it is not counted.
+        """See Stopper. The CPU time of a process that has ended counts only if its parent waited for it.
 
         A scan finds every child of a stopped process. A process whose parent is killed during the scan is found at the
         second one.
@@ -168,8 +168,8 @@ class Signals:
         self._stopped = {}
 
     def _runs(self, number: int, process: _Process) -> bool:
-        """Returns whether a thread of the process may use the processor. A thread in an uninterruptible sleep stops
-        when it wakes."""
+        """Returns whether a thread of the process may use the processor. A thread in uninterruptible sleep does not
+        count, because it stops when it wakes."""
         standing = _STANDING | {b"D"} if number in self._stopped else _STANDING
         return not process.states <= standing
 
@@ -185,7 +185,7 @@ class Signals:
             signal.pidfd_send_signal(process, signal.SIGSTOP)
 
     def _look(self) -> dict[int, _Process]:
-        """Returns the existing processes, by id. One that ends meanwhile counts as running."""
+        """Returns the existing processes, by id. A process that ends meanwhile counts as running."""
         found: dict[int, _Process] = {}
         left = _children(self._keeper, self._keeper)  # it has no other threads
         while left:
@@ -197,7 +197,7 @@ class Signals:
 
 
 def _process(number: int) -> _Process | None:
-    """Returns the process; None if it has ended. Its threads are read before their children."""
+    """Returns the process; None if it has ended. Threads are read before their children."""
     place = f"/proc/{number}"
     try:
         fields = _fields(f"{place}/stat")
@@ -210,12 +210,12 @@ def _process(number: int) -> _Process | None:
 
 
 def _ticks(fields: Sequence[bytes]) -> int:
-    """Returns the CPU time of a process, with that of the children that it has waited for."""
+    """Returns the CPU time of a process, including that of the children that it has waited for."""
     return sum(map(int, fields[11:15]))
 
 
 def _fields(file: str) -> list[bytes]:
-    """Returns the fields of a stat file of /proc from the state on, after the name, which may hold anything."""
+    """Returns the fields of a stat file of /proc, from the state on. The name before it may contain any characters."""
     return _read(file).rpartition(b") ")[2].split()
 
 
@@ -227,7 +227,7 @@ def _children(number: int, thread: int | str) -> list[int]:
 
 
 def _read(file: str) -> bytes:
-    """Returns the content. Raises FileNotFoundError or ProcessLookupError if the process has ended."""
+    """Returns a file's content. Raises FileNotFoundError or ProcessLookupError if the process has ended."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         return os.read(descriptor, 1 << 16)

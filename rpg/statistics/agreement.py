@@ -1,4 +1,4 @@
-"""Agreement of a judge with labels: share, kappa, and the dependence of its deviations on length and author."""
+"""Agreement of a judge with labels: share, kappa, and how the judge's deviations depend on length and author."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rpg.statistics.variance import Interval
 
 Values = NDArray[np.float64]
 Figure = Callable[[NDArray[np.intp]], float]
-"""Function from positions of judgements to a figure of these; NaN if it is undefined for them."""
+"""Function from indices of judgements to a figure of these; NaN if it is undefined for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Judgements:
     """Numbers of a judge and of the labels for the same answers, or for the same pairs of answers."""
 
     judged: Values
-    """The judge's number: on the scale; for a pair 1 if the first is the better one, 0.5 for a tie, or 0."""
+    """The judge's number: on the scale or, for a pair, 1 if the first is the better one, 0.5 for a tie, else 0."""
     labels: Values
     """The labels' numbers, in the same unit."""
     length: Values
@@ -28,7 +28,7 @@ class Judgements:
     own: NDArray[np.bool_]
     """Whether the judge's model wrote the answer; for a pair, whether it wrote the first and not the second."""
     clusters: Sequence[str]
-    """The problem of each judgement: judgements of one problem are not independent."""
+    """The problem of each judgement. Judgements on the same problem are not independent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class Agreement:
     length: Interval
     """Increase of that difference when an answer is twice as long."""
     own: Interval
-    """Mean of that difference for answers that the judge's model wrote, minus that for others; NaN if one kind is
-    missing."""
+    """Mean of that difference for answers that the judge's model wrote, minus the mean for other answers; NaN if one
+    kind is missing."""
 
 
 def agreement_of(data: Judgements, *, confidence: float = 0.95) -> Agreement:
-    """Returns the figures. Intervals are jackknives over problems with Student's factor; that of a share is computed as
-    in `mean_interval`.
+    """Returns the figures. Intervals are jackknife intervals over problems with Student's factor. That of a share is
+    computed as in `mean_interval`.
 
     Raises:
         ValueError: fewer than two problems.
@@ -98,7 +98,7 @@ def agreement_of(data: Judgements, *, confidence: float = 0.95) -> Agreement:
 
 
 def nearest(judged: Values, labels: Values) -> Values:
-    """Returns each number rounded to the nearest kind of label: to a whole number if all labels are whole."""
+    """Returns each number rounded to the nearest possible label, which is a whole number if all labels are whole."""
     if (labels == np.rint(labels)).all():
         return np.rint(judged)
     kinds: Values = np.unique(labels)
@@ -107,7 +107,7 @@ def nearest(judged: Values, labels: Values) -> Values:
 
 
 def cohens_kappa(first: Values, second: Values) -> float:
-    """Returns Cohen's kappa of two raters who gave each item a number; NaN if both always give the same one.
+    """Returns Cohen's kappa of two raters who gave each item a number; NaN if both always give the same number.
 
     Source: Cohen 1960, Educational and Psychological Measurement 20.
     Example: the raters agree on 3 of 4; by chance on 1/2 * 3/4 + 1/2 * 1/4 = 1/2.
@@ -119,8 +119,8 @@ def cohens_kappa(first: Values, second: Values) -> float:
 
 
 def weighted_kappa(first: Values, second: Values) -> float:
-    """Returns kappa with squared differences as weights: 1 minus the mean square over the mean square of all pairs of
-    the two.
+    """Returns kappa with squared differences as weights: 1 minus the mean squared difference, divided by that over all
+    pairs of the raters' numbers.
 
     Source: Cohen 1968, Psychological Bulletin 70.
     Example: squares 0, 0, 1 have the mean 1/3; those of all nine pairs of (1, 2, 3) and (1, 2, 2) have 9/9.
@@ -132,14 +132,15 @@ def weighted_kappa(first: Values, second: Values) -> float:
 
 
 def slope(of: Values, values: Values) -> float:
-    """Returns the least-squares slope; NaN if `of` does not vary."""
+    """Returns the slope of the least-squares line; NaN if `of` does not vary."""
     centred = of - of.mean()
     spread = float((centred**2).sum())
     return float((centred * values).sum()) / spread if spread > 1e-12 else float("nan")
 
 
 def chance(first: Values, second: Values) -> float:
-    """Returns the share on which two independent raters agree who use each number as often."""
+    """Returns the share of items on which two independent raters agree if they use the numbers as often as these
+    two."""
     kinds = np.union1d(first, second)
     return float(sum((first == kind).mean() * (second == kind).mean() for kind in kinds))
 

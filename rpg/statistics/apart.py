@@ -1,4 +1,4 @@
-"""Outlying seeds: a seed of an arm whose result the other seeds do not explain, such as a training run that
+"""Outlying seeds: seeds of an arm whose results the other seeds do not explain, such as a training run that
 collapsed."""
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from rpg.statistics.variance import as_table, residual_variance
 
 LEVEL = 0.01
-"""Probability that a seed of an arm is reported as an outlier when all are drawn from one normal distribution."""
+"""Probability that a seed of an arm is reported as an outlier if all seeds are drawn from one normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class SeedApart:
     """A seed that is an outlier, with the range of the other seeds."""
 
     value: float
-    """Mean of that seed."""
+    """Mean of the outlying seed."""
     least: float
     """Least mean of the other seeds."""
     most: float
@@ -26,14 +26,14 @@ class SeedApart:
 
 
 def seed_apart(scores: ArrayLike, *, level: float = LEVEL) -> SeedApart | None:
-    """Returns the seed of an arm that is an outlier among the others; None if none is, or there are fewer than three.
+    """Returns the seed of an arm that is an outlier; None if no seed is, or if there are fewer than three.
 
     The test is Grubbs's: each seed's mean is compared with the mean and the spread of the other seeds, by Student's t
     with two degrees of freedom fewer than seeds, at `level` over the number of seeds. The seed itself does not count in
     that spread, so that it cannot hide itself. The spread is at least the noise of the problems' scores.
 
     Args:
-        scores: [seeds, problems], or [seeds, 1] with one figure a seed.
+        scores: [seeds, problems], or [seeds, 1] with one figure per seed.
         level: chance of a false alarm.
     Source: Grubbs 1950, Sample Criteria for Testing Outlying Observations.
     Example: four seeds near 0.5, and one that collapsed.

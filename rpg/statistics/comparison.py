@@ -1,4 +1,4 @@
-"""Comparison of several arms: which differ, whether one is best, and the sentence that reports it.
+"""Comparison of several arms: which arms differ, whether one is best, and the sentence that reports it.
 
 All pairs of arms are compared, with simultaneous intervals: in `confidence` of all experiments no reported difference
 is wrong (Tukey and Kramer). The best arm is the one that is shown to be better than each other arm. That claim alone
@@ -51,7 +51,7 @@ from rpg.statistics.wording import Arm, sentence
 ALIKE = 0.05
 """Level of the F test that decides whether two arms use the degrees of freedom of all arms."""
 _LATER_LOOKS = 0.3
-"""Error of the second analysis as a share of the first one's; see `level`."""
+"""Error of the second analysis as a share of the first analysis's error; see `level`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +59,19 @@ class Verdict:
     """Verdict on several arms."""
 
     best: str | None
-    """Label of the arm that is better than each other arm; None if none is shown to be."""
+    """Label of the arm that is shown to be better than every other arm; None if there is no such arm."""
     differences: tuple[tuple[str, str, Interval], ...]
-    """Pairs shown to differ: the better arm, the worse, and the first minus the second; the interval excludes 0."""
+    """Pairs that are shown to differ: the better arm, the worse arm, and the interval of their difference, which
+    excludes 0."""
     text: str
     """The sentence or sentences for a headline."""
     arms: tuple[Arm, ...]
     """The arms, in the order given."""
     pairs: Mapping[tuple[str, str], Interval]
-    """Interval of every pair, the first minus the second; the intervals of all pairs hold simultaneously."""
+    """Interval of every pair, the first arm minus the second. The intervals of all pairs hold simultaneously."""
 
     def over(self, one: str, other: str) -> Interval:
-        """Returns the interval of one arm minus another: from `differences` if the two differ, else from `pairs`."""
+        """Returns the interval of one arm minus another, from `differences` if the two differ, else from `pairs`."""
         for better, worse, interval in self.differences:
             if {better, worse} == {one, other}:
                 return interval if better == one else _turned(interval)
@@ -91,7 +92,7 @@ class _Arms:
     failed: tuple[int, ...]
     shares: bool
     figures: bool
-    """Whether each seed has one figure: then there is no sample of problems."""
+    """Whether each seed has only one figure, so that there is no sample of problems."""
     trained: bool
     worst: float
 
@@ -188,11 +189,11 @@ def _read(
         missing = np.isnan(table)
         lost = missing.all(axis=1) if table.size else np.zeros(0, dtype=bool)
         if missing.any(axis=1).sum() > lost.sum():
-            raise ValueError(f"{label}: a seed has scores of some problems and not of others")
+            raise ValueError(f"{label}: a seed has scores of some problems but not of others")
         failed.append(int(lost.sum()))
         tables.append(as_table(np.where(missing, worst, table), label))
     if not tables:
-        raise ValueError("no arms: a verdict needs one")
+        raise ValueError("no arms: a verdict needs at least one")
     if len({table.shape[1] for table in tables}) > 1:
         shapes = ", ".join(f"{label} {table.shape}" for label, table in zip(arms, tables, strict=True))
         raise ValueError(f"the arms are not about the same problems: {shapes}")
@@ -207,8 +208,8 @@ Pairs = dict[tuple[str, str], Interval]
 
 
 def _intervals(arms: _Arms, confidence: float) -> tuple[Pairs, Pairs]:
-    """Returns the intervals of each pair, the first minus the second: at the family's width, and at the width for a
-    best arm's differences."""
+    """Returns two intervals for each pair, the first arm minus the second: one with the width for the family of all
+    pairs, and one with the width for the differences of a best arm."""
     whole = [table for table, failed in zip(arms.tables, arms.failed, strict=True) if not failed]
     spreads = [None if failed else spread_of([table]) for table, failed in zip(arms.tables, arms.failed, strict=True)]
     problems = _of_problems(whole) if whole else _Problems(0.0, 1.0, 0.0)
@@ -236,7 +237,7 @@ def _intervals(arms: _Arms, confidence: float) -> tuple[Pairs, Pairs]:
 
 
 def _possible(interval: Interval, arms: _Arms) -> Interval:
-    """Returns the possible part of a difference's interval: two shares are never more than 1 apart."""
+    """Returns the possible part of a difference's interval. Two shares are never more than 1 apart."""
     return interval.within(-1, 1) if arms.shares else interval
 
 
@@ -311,7 +312,7 @@ def _pooled(pair: Sequence[Spread], others: Sequence[Spread], fewest: int) -> By
 
 
 def _of_lost(pair: Sequence[Table], failed: Sequence[int], worst: float) -> BySeeds:
-    """Returns the variance from the seeds of two arms of which some failed."""
+    """Returns the variance from the seeds of two arms if some seeds failed."""
     reach = max(float(abs(table.mean(axis=1) - worst).max()) for table in pair)
     own = [
         spread_with_failures(table, lost, reach).variance / len(table) for table, lost in zip(pair, failed, strict=True)
@@ -331,7 +332,7 @@ def _are_alike(one: Spread, other: Spread) -> bool:
 
 
 def _best(arms: _Arms, pairs: Pairs, sign: int) -> str | None:
-    """Returns the arm whose differences are all shown to be in its favour; None if no arm qualifies."""
+    """Returns the arm that is shown to be better than each other arm; None if no arm is."""
     for label in arms.labels:
         against = [(one == label) * 2 - 1 for one, other in pairs if label in (one, other)]
         held = [interval for names, interval in pairs.items() if label in names]
@@ -346,6 +347,5 @@ def _turned(interval: Interval) -> Interval:
 
 
 def _rounded(freedom: float) -> float:
-    """Returns degrees of freedom rounded down to a tenth, so that the factors of the pairs of a page are computed only
-    once."""
+    """Returns degrees of freedom, rounded down to a tenth so that the pairs of a page share cached factors."""
     return freedom if math.isinf(freedom) else max(math.floor(freedom * 10 + 1e-6) / 10, 1.0)

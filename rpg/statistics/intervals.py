@@ -1,4 +1,4 @@
-"""Intervals for a mean, a gain, several arms against the first, and figures with one value a seed."""
+"""Intervals for a mean, a gain, several arms against the first, and figures with one value per seed."""
 
 import math
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ from rpg.statistics.variance import (
 )
 
 _LEAST_SKEWED = 3
-"""Fewest problems from which skewness can be estimated."""
+"""Smallest number of problems from which skewness can be estimated."""
 _NOT_SKEWED = 1e-6
-"""Skewness of a mean below which no correction is made, since the correction divides by it."""
+"""Skewness of a mean below which no correction is made, because the correction divides by it."""
 
 
 def mean_interval(
@@ -37,8 +37,8 @@ def mean_interval(
     clusters: Sequence[object] | None = None,
     shares: bool | None = None,
 ) -> Interval:
-    """Returns the interval of the mean over seeds and problems, for new seeds and new problems; from one seed only for
-    new problems.
+    """Returns the interval of the mean over seeds and problems, for new seeds and new problems. From one seed, it holds
+    only for new problems.
 
     Shares (all scores in [0, 1]) get the interval on the logit scale, around (P mean + 1/2) / (P + 1), which is never 0
     or 1. It holds near 0 and 1 too and never leaves [0, 1]. Other scores get Student's interval, corrected for the
@@ -114,7 +114,7 @@ def gain_interval(
 
 
 def arms_against_first(arms: Sequence[ArrayLike], *, confidence: float = 0.95) -> list[Interval]:
-    """Returns intervals of the mean of each later arm minus that of the first; the intervals hold simultaneously.
+    """Returns intervals of the mean of each later arm minus the mean of the first. The intervals hold simultaneously.
 
     They control one error: in `confidence` of all experiments every interval contains the true difference of its arm
     from the first (Dunnett's factor). They control no others. The function compares no two arms after the first, names
@@ -162,10 +162,10 @@ def arms_against_first(arms: Sequence[ArrayLike], *, confidence: float = 0.95) -
 
 
 def seed_mean(values: ArrayLike, *, confidence: float = 0.95, spread: Spread | None = None) -> Interval:
-    """Returns the mean of one figure per seed with Student's t interval; one seed has no interval.
+    """Returns the mean of one figure per seed, with Student's t interval. One seed has no interval.
 
     Args:
-        values: one figure a seed.
+        values: one figure per seed.
         confidence: level of the interval, in (0, 1).
         spread: lower bound of the seeds' spread, used for an arm that lost seeds. None: the spread of these figures
             alone.
@@ -200,7 +200,7 @@ def seed_difference(first: ArrayLike, second: ArrayLike, *, confidence: float = 
 
 
 def _skewed_ends(table: Table, half: float, confidence: float) -> tuple[float, float]:
-    """Returns the ends of a mean's interval, given its half-width, each corrected for the problems' skewness.
+    """Returns the ends of a mean's interval, given its half-width. Both ends are corrected for the problems' skewness.
 
     Student's t of a skewed sample is transformed by g(t) = t + a t^2 / 3 + a^2 t^3 / 27 + a / 6, which is nearly free
     of skewness, with a the skewness of the mean over problems: that of a problem over sqrt(P), reduced if seeds
@@ -222,7 +222,7 @@ def _skewed_ends(table: Table, half: float, confidence: float) -> tuple[float, f
 
 
 def _variance_of_mean(table: Table, spread: Spread, unseen: float) -> Variance:
-    """Returns the variance of a table's mean; from one seed, that for these weights on new problems."""
+    """Returns the variance of a table's mean. From one seed, it is that of the same weights on new problems."""
     seeds, problems = table.shape
     return Variance(
         by_seed=max(spread.variance, spread_of([table]).variance) / seeds,

@@ -31,7 +31,7 @@ class Interval:
         return not math.isnan(self.low)
 
     def within(self, least: float, most: float) -> "Interval":
-        """Returns the interval cut to possible values of the figure: a probability is not above 1, a duration not below
+        """Returns the interval, cut to possible values of the figure: a probability is at most 1, a duration at least
         0."""
         return replace(self, low=max(self.low, least), high=min(self.high, most)) if self.known else self
 
@@ -40,13 +40,13 @@ class Interval:
         return self.low > value or self.high < value
 
     def tells_from(self, value: float) -> bool:
-        """Returns whether training is shown to lead to another figure than `value`. One seed never shows it."""
+        """Returns whether training is shown to lead to a figure other than `value`. One seed never shows this."""
         return self.holds_for == NEW_SEEDS and self.excludes(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Variance of seeds' means within an arm, pooled over arms that are trained alike."""
+    """Variance of seeds' means within an arm, pooled over arms that are trained in the same way."""
 
     variance: float
     """Variance of one seed's mean; 0 if no arm has two seeds."""
@@ -61,7 +61,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Variance:
-    """Variance of a mean or of a difference of means, in parts; see the top of this package."""
+    """Components of the variance of a mean, or of a difference of means; see the docstring of this package."""
 
     by_seed: float
     """A: the variance of the seeds' means over S."""
@@ -72,10 +72,10 @@ class Variance:
     noise: float
     """E: the residual mean square over S P."""
     unseen: float
-    """Addition to V for problems that are solved, or that move, so rarely that the table has few of them or none."""
+    """Addition to V for problems that are solved, or that change, so rarely that the table has few or none of them."""
 
     def half_width(self, factor: Callable[[float], float]) -> float:
-        """Returns half the width of the interval; NaN if there is only one problem, which tells nothing about others.
+        """Returns half the width of the interval; NaN if there is only one problem, which says nothing about others.
 
         Args:
             factor: degrees of freedom -> half-width in standard errors.
@@ -99,7 +99,7 @@ def spread_of(tables: Sequence[ArrayLike]) -> Spread:
 
 
 def spread_with_failures(table: Table, failed: int, reach: float) -> Spread:
-    """Returns the seeds' spread of an arm with failed seeds: at least that of seeds that fail at random.
+    """Returns the seeds' spread of an arm with failed seeds. It is at least the spread of seeds that fail at random.
 
     If all seeds of an arm failed, or none, the next one may still differ. The probability of a failure is estimated as
     (failed + 1) / (seeds + 2) (Laplace's rule of succession).
@@ -114,8 +114,8 @@ def spread_with_failures(table: Table, failed: int, reach: float) -> Spread:
 
 
 def residual_variance(tables: Sequence[Table]) -> float:
-    """Returns the pooled variance of an entry after its seed's and its problem's means are subtracted. 0 if no arm has
-    two seeds."""
+    """Returns the pooled variance of an entry after the means of its seed and its problem are subtracted. 0 if no arm
+    has two seeds."""
     squares = freedom = 0.0
     for table in tables:
         rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
@@ -171,7 +171,8 @@ def as_table(scores: ArrayLike, name: str) -> Table:
 
 
 def by_cluster(table: Table, clusters: Sequence[object]) -> Table:
-    """Returns a table [seeds, clusters] that varies over clusters as the mean does when whole clusters are drawn.
+    """Returns a table [seeds, clusters] whose variation over clusters is that of the mean when whole clusters are
+    drawn.
 
     Entry (s, c) is m + G / P times the sum over the cluster's problems of (score - m), with m the table's mean, G
     clusters and P problems. A seed's mean does not change. The variance over the entries is that of a ratio of two

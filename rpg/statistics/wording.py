@@ -11,12 +11,12 @@ ONE_SEED = "One seed: the interval covers new problems, not new training runs."
 _ONE_SEED_EACH = "One seed each: the intervals cover new problems, not new training runs."
 
 _CONFIDENT = 0.95
-"""Confidence with which seeds without a collapse bound the share of runs that collapse."""
+"""Confidence of the bound on the share of runs that collapse, if no seed has collapsed."""
 CHOSEN = "chosen on these problems: biased upward"
 """Note beside an accuracy by which its checkpoint was chosen."""
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 _MOST_INTERVALS = 3
-"""Most differences in one sentence that are printed with their intervals."""
+"""Largest number of differences in a sentence that are printed with their intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +27,19 @@ class Arm:
     mean: float
     """Mean over seeds and problems, with failed seeds at the worst value."""
     num_seeds: int
-    """Number of seeds, the failed ones included."""
+    """Number of seeds, including failed ones."""
     num_failed: int
     apart: SeedApart | None = None
     """The seed that is an outlier among the others; None if none is."""
 
 
 Difference = tuple[str, str, Interval]
-"""The better arm, the worse, and the first minus the second."""
+"""The better arm, the worse arm, and the better minus the worse."""
 
 
 def of_runs_like_these(num_seeds: int) -> str:
-    """Returns the sentence on the scope of a gain: the runs that do not collapse, and the share of runs that may.
+    """Returns the sentence on the scope of a gain: it holds for runs that do not collapse, and a share of runs may
+    collapse.
 
     That share is Clopper and Pearson's upper limit for no collapse among the seeds.
 
@@ -63,7 +64,7 @@ def sentence(
     level: float,
     looks: Sequence[float] = (),
 ) -> str:
-    """Returns the sentences of a headline: the best arm, all differences or their absence, and the lost seeds.
+    """Returns the sentences of a headline: on the best arm, on the differences or their absence, and on lost seeds.
 
     Args:
         pairs: the intervals of all pairs.
@@ -96,7 +97,7 @@ def sentence(
 
 
 def look_sentence(looks: Sequence[float], level: float, what: str) -> str:
-    """Returns the sentence on the earlier analyses, and on the level of the intervals that follows from them.
+    """Returns the sentence on the earlier analyses and the resulting confidence level of the intervals.
 
     Args:
         looks: numbers of seeds at the earlier analyses, at least one.
@@ -112,12 +113,12 @@ def look_sentence(looks: Sequence[float], level: float, what: str) -> str:
 
 
 def level_words(level: float) -> str:
-    """Returns a level of confidence in percent: `95 %`, `98.5 %`."""
+    """Returns a confidence level in percent: `95 %`, `98.5 %`."""
     return f"{100 * level:.4g} %"
 
 
 class _Words:
-    """Figures in words: shares in percent, differences of shares in points."""
+    """Figures as text: shares in percent, differences of shares in points."""
 
     def __init__(self, shares: bool) -> None:
         self.shares = shares
@@ -205,7 +206,7 @@ def _of_rest(best: str | None, differences: Sequence[Difference], words: _Words)
 
 
 def _of_leaders(arms: Sequence[Arm], differences: Sequence[Difference]) -> str:
-    """Returns the sentence on the arms that no other beats, if none of them is best."""
+    """Returns the sentence on the arms that no other arm beats, if none of them is best."""
     beaten = {row[1] for row in differences}
     leaders = [arm.label for arm in arms if arm.label not in beaten]
     if len(leaders) < 2:

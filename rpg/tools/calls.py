@@ -1,4 +1,4 @@
-"""Calls in the text that the policy sampled, and answers as tokens for the policy.
+"""Reading of calls in text that the policy sampled, and writing of answers as tokens for the policy.
 
 A format reads calls from the text of a sampled turn and supplies the markup around an answer. The text of an answer is
 never read as markup: a tokenizer's special tokens in it are plain characters.
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _LONGEST_TOKEN = 256
-"""Longest token, in characters. No more of an answer is tokenized than its token limit times this length: an answer may
-be a mebibyte long."""
+"""Longest token, in characters. An answer may be a mebibyte long; at most its token limit times this length is
+tokenized."""
 _SAID, _TOLD = "(what the policy said)", "(what the tool told)"
-"""Placeholders in an artificial conversation, which show the markup that a template writes around an answer."""
+"""Placeholders in an artificial conversation, from which the markup that a template writes around an answer is
+found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Call:
     arguments: dict[str, Any]
     """Arguments by the parameters' names."""
     error: str = ""
-    """Why the text is not a valid call; empty if it is one."""
+    """Why the text is not a valid call; empty if it is valid."""
 
 
 class CallFormat(Protocol):
@@ -51,7 +52,7 @@ class CallFormat(Protocol):
         ...
 
     def around(self, number: int) -> list[tuple[str, str]]:
-        """Returns the markup before and after each of this number of consecutive answers."""
+        """Returns the markup before and after each of `count` consecutive answers."""
         ...
 
 
@@ -75,7 +76,8 @@ def call_format(
 def answer_ids(
     tokenizer: "PreTrainedTokenizerBase", answer: str, around: tuple[str, str], *, most: int
 ) -> tuple[int, ...]:
-    """Returns the token ids of an answer and its markup. If the answer is too long its end is cut, never the markup."""
+    """Returns the token ids of an answer and its markup. If the answer is too long, its end is cut, but never the
+    markup."""
     before, after = (tokenizer.encode(text, add_special_tokens=False) if text else [] for text in around)
     said = plain_ids(tokenizer, answer[: most * _LONGEST_TOKEN])
     return (*before, *said[: max(0, most - len(before) - len(after))], *after)
@@ -106,8 +108,8 @@ def around_words(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str]:
 
 
 def _behind_end(tokenizer: "PreTrainedTokenizerBase", rest: str) -> str | None:
-    """Returns the text that a template writes after the end token of a turn, which may be any end token of the model;
-    None if it writes no such token.
+    """Returns the text that a template writes after a turn's end token, which may be any end token of the model; None
+    if it writes no end token.
 
     Args:
         rest: the text that the template writes after the words of the turn.

@@ -16,11 +16,11 @@ from rpg.tools.tool_error import ToolError
 from specs.documents.strict_json import parse_json
 
 _LIMITS = Limits(memory_bytes=1 << 40, processes=0, file_bytes=1 << 40, open_files=4096)
-"""Limits of the process. The function is the user's own code and may do whatever the user may."""
+"""Limits of the process. The function is the user's own code and has all rights of the user."""
 
 
 class FunctionCalls:
-    """A session of a function: each call takes an idle process or a new one, and returns it afterwards."""
+    """A session of a function. Each call takes an idle process or a new one, and gives it back afterwards."""
 
     def __init__(self, function: Callable[..., Any], environment: tuple[str, ...]) -> None:
         self._processes = _processes(function.__module__, function.__qualname__, environment)
@@ -52,7 +52,7 @@ class FunctionCalls:
                 self._process.end()
 
     def close(self) -> None:
-        """Does nothing: nothing is held between calls."""
+        """Does nothing, because nothing is held between calls."""
 
 
 class _Process:
@@ -80,7 +80,7 @@ class _Process:
         return answer
 
     def end(self) -> None:
-        """Ends the process and all that it started."""
+        """Ends the process and everything that it started."""
         self.lost = True
         self._confined.end()
 
@@ -91,7 +91,7 @@ class _Process:
 
 
 class _Processes:
-    """Idle processes of a function. They are kept for the next response, and end with this process."""
+    """The idle processes of a function. They are kept for the next response, and end with this process."""
 
     def __init__(self, module: str, name: str, environment: tuple[str, ...]) -> None:
         self._about = {"path": sys.path, "module": module, "name": name}

@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def answer_of(function: Any, arguments: dict[str, Any]) -> dict[str, str]:
-    """Returns the function's answer: as it is if it is a text, else as JSON; or the function's error."""
+    """Returns the function's answer, unchanged if it is a text and else as JSON, or the function's error."""
     from pydantic import TypeAdapter, ValidationError, validate_call
 
     try:

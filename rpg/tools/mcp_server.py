@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     import mcp
 
 _START_SECONDS = 60.0
-"""Most seconds that a server may take to start and list its tools."""
+"""Longest time in seconds that a server may take to start and list its tools."""
 
 
 class ServerStartError(RuntimeError):
-    """An MCP server did not start, or did not list its tools."""
+    """Error raised if an MCP server did not start, or did not list its tools."""
 
 
 class ServerEndedError(RuntimeError):
-    """An MCP server ended while it was needed."""
+    """Error raised if an MCP server ended while it was needed."""
 
 
 class ServerTool(Tool):
-    """A tool of a server."""
+    """A tool of an MCP server."""
 
     _server: "Server" = PrivateAttr()
     _description: str = PrivateAttr()
@@ -84,12 +84,12 @@ class _Calls:
                 self._under_way.cancel()
 
     def close(self) -> None:
-        """Does nothing: nothing is held between calls."""
+        """Does nothing, because nothing is held between calls."""
 
 
 class Server:
-    """A server and its tools. It runs in its own thread. When this process ends, in whatever way, the thread, the
-    server and all that the server started end too."""
+    """A server and its tools. It runs in its own thread. However this process ends, the thread, the server and
+    everything that the server started end too."""
 
     def __init__(self, command: Sequence[str], environment: Sequence[str]) -> None:
         """Starts the server.
@@ -167,7 +167,7 @@ class Server:
 
 
 def _first(error: BaseException) -> str:
-    """Returns the first cause, in words."""
+    """Returns the first cause as text."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"
@@ -175,6 +175,6 @@ def _first(error: BaseException) -> str:
 
 @lru_cache(maxsize=16)
 def server_of(command: tuple[str, ...], environment: tuple[str, ...]) -> Server:
-    """Returns the process's server of this command, which is started when first needed. Raises ServerStartError if it
+    """Returns this process's server for the command, which is started when first needed. Raises ServerStartError if it
     does not start."""
     return Server(command, environment)

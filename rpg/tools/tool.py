@@ -31,7 +31,7 @@ class EndingSession(ToolSession, Protocol):
     """A session whose calls can be ended from outside."""
 
     def end(self) -> None:
-        """Ends the call in progress and any later one. Called from another thread than the call's."""
+        """Ends the call in progress and any later one. It is called from another thread than the call's."""
         ...
 
 
@@ -40,14 +40,14 @@ class Tool(ToolSection):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Returns name, description and parameters, as a JSON Schema in the form that chat templates read."""
+        """Returns name, description and parameters as a JSON Schema, in the form that chat templates read."""
 
     @abstractmethod
     def open(self) -> ToolSession:
-        """Returns a session for one response. Called in any thread; a session gets one call at a time."""
+        """Returns a session for one response. It may be called in any thread. A session gets one call at a time."""
 
     def offered(self) -> "tuple[Tool, ...]":
-        """Returns the tools that this section provides: itself, or those of a server.
+        """Returns the tools that this section provides: the tool itself, or the tools of a server.
 
         Raises:
             IssueError: the section provides none. The issue's path begins at the section.

@@ -1,5 +1,5 @@
-"""The error that tells the policy why a tool gives no answer."""
+"""The error that tells the policy why a tool does not answer."""
 
 
 class ToolError(Exception):
-    """A call that cannot be answered. The policy gets the text."""
+    """Error for a call that cannot be answered. The policy gets its text."""

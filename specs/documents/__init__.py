@@ -1,1 +1,1 @@
-"""The documents of a record: their shapes, and the reading of them."""
+"""The JSON documents of a record: their shapes, and how they are read."""

@@ -1,9 +1,9 @@
-"""Rules for names of runs and files: stricter for names to be recorded, looser for names in a record."""
+"""Rules for names of runs and files. They are stricter for new names than for names in an existing record."""
 
 import re
 
 PORTABLE = "[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,254}"
-"""Pattern of a name that is a file's name in any home."""
+"""Pattern of names that are valid file names in any home."""
 _GLOB_SIGNS = frozenset("*?[]")
 
 

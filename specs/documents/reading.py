@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _LONGEST = 64 << 20
-"""Most characters of a document; the documents of the largest runs have a few million."""
+"""Largest number of characters of a document. The documents of the largest runs have a few million."""
 _MOST_VALUES = 1_000_000
-"""Most values of a document; one with more is refused before it is parsed, since a few bytes each become hundreds."""
+"""Largest number of values of a document. A document with more is refused before it is parsed, because a value of a few
+bytes takes hundreds in memory."""
 _SHOWN = 60
-"""Most characters of a text that a problem quotes; a longer one is only called a text."""
+"""Largest number of characters of a text that a problem quotes. A longer text is not quoted."""
 _NUMBER = re.compile(r"[0-9]{1,9}\.json")
 _MOST_PROBLEMS = 10_000
-"""Most problems of a document; one with more is left out as a whole, since they would take gigabytes."""
+"""Largest number of problems of a document. A document with more is left out as a whole, because its problems would
+take gigabytes."""
 _Place = tuple[str | int, ...]
-"""Keys and indices that lead to a part of a document; () is the document."""
+"""Keys and indices that lead to a part of a document. () is the whole document."""
 _CALLED = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", list: "a list"}
 _CALLED |= {dict: "an object", type(None): "null"}
 _WANTED = {"string_type": str, "int_type": int, "float_type": float, "bool_type": bool, "list_type": list}
@@ -72,7 +74,7 @@ def numbered(directory: Path) -> list[Path]:
 
 
 def _text(path: Path) -> str:
-    """Returns the content of a regular file; a named pipe would keep its reader waiting."""
+    """Returns the content of a regular file. Refuses others, because a named pipe would keep its reader waiting."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)  # `open` refuses a directory, and leaves its descriptor open
@@ -130,7 +132,8 @@ def _leave_out_misfits(document: dict[str, Any], shape: Any) -> list[str]:
 
 
 def _place_of(location: _Place, document: Any) -> _Place:
-    """Returns the part of Pydantic's location that the document has: it also names alternatives and missing keys."""
+    """Returns the part of Pydantic's location that exists in the document. The location also names alternatives and
+    missing keys."""
     place: list[str | int] = []
     for part in location:
         try:
@@ -148,7 +151,7 @@ def _at(document: Any, place: _Place) -> Any:
 
 
 def _wanted(error: "ErrorDetails") -> str:
-    """Returns the value that Pydantic expects, in words."""
+    """Describes the value that Pydantic expects."""
     if error["type"] == "missing":
         key = error["loc"][-1]
         return f"an object with {key}" if isinstance(key, str) else "a longer list"

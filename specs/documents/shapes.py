@@ -353,4 +353,5 @@ SHAPES: dict[str, Any] = {
 NUMBERED: dict[str, Any] = {"attempts": Attempt, "leases": LeaseDocument}
 """Directory -> the shape of its files."""
 WHOLE = (Manifest, Export)
-"""Documents that are useless in part: a list of files that lacks one would make an incomplete result look complete."""
+"""Documents that are not used in part: a list of files without one of them would make an incomplete result look
+complete."""

@@ -1,4 +1,5 @@
-"""Strict reading of JSON from other programs: by the JSON standard, or refused with a short reason.
+"""Strict reading of JSON from other programs. Texts that do not follow the JSON standard are refused with a short
+reason.
 
 Python's own reader accepts more: halves of characters, which no tokenizer, database or file accepts later, NaN, and
 objects in which the last of two equal keys wins.
@@ -14,7 +15,7 @@ class NotJsonError(ValueError):
 
 
 _HALF = "\\ud"
-"""Prefix of every written half of a character."""
+"""Prefix of every escaped half of a character (a surrogate)."""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -48,7 +49,8 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def half_character(text: str) -> str:
-    """Returns a reason to refuse a text that contains half a character; else an empty text."""
+    """Returns a reason to refuse a text that contains half a character (an unpaired surrogate); empty for other
+    texts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -79,5 +81,5 @@ def _whole_number(digits: str) -> int:
 def _number(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{digits[:40]}, which no float holds")
+        raise ValueError(f"{digits[:40]}, which is too large for a float")
     return number

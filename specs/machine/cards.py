@@ -10,13 +10,13 @@ class Card:
     name: str
     """Name with its article, as in a sentence."""
     part: str
-    """Substring of the driver's name for it."""
+    """Substring of the driver's name for the GPU."""
     memory_gib: float
     """Memory that a process can use, as the driver reports it, GiB."""
     flops: float
-    """Dense matrix products in bfloat16, FLOP/s; 0 if it has none."""
+    """Peak FLOP/s of dense matrix products in bfloat16; 0 if the GPU has no bfloat16."""
     bandwidth: float
-    """Bandwidth of its memory, bytes/s."""
+    """Bandwidth of the GPU's memory, bytes/s."""
 
 
 CARDS = (
@@ -33,7 +33,7 @@ CARDS = (
 )
 """Known cards, from the smallest."""
 H100 = next(card for card in CARDS if card.name == "an H100")
-"""Card that estimates assume if no GPU is named."""
+"""GPU that estimates assume if no GPU is named."""
 
 
 def card_named(gpu: str) -> Card | None:

@@ -1,4 +1,4 @@
-"""Premature ends of our processes: the exit code, and one word for the cause.
+"""Premature ends of our processes, described by the exit code and one word for the cause.
 
 A process writes the cause, or the user's mistakes, into a file for the process that started it. If it could not, its
 printed output is searched. The module needs no torch, since the process that waits for a trainer uses it too.
@@ -22,7 +22,7 @@ USER_ERROR = 2
 STOPPED = 143
 """Exit code of a trainer that was asked to stop and has saved its state: 128 + SIGTERM."""
 SIGNALLED = 128
-"""Exit codes above it are 128 + the signal that ended the process, as in a shell."""
+"""Exit codes above this are 128 + the number of the signal that ended the process, as in a shell."""
 
 Cause = Literal[
     "out_of_memory",
@@ -99,13 +99,13 @@ def ranks_that_waited(output: str) -> set[int]:
 
 
 def cause_in(text: str) -> Cause:
-    """Returns the cause that the words of an error or of a log indicate."""
+    """Returns the cause that the text of an error or of a log indicates."""
     return next((cause for cause, pattern in _WORDS if re.search(pattern, text)), "other")
 
 
 def cause_of(error: BaseException) -> Cause:
-    """Returns the cause of an exception; if its own words do not tell, that of the exception from which it was
-    raised."""
+    """Returns the cause of an exception. If its own text does not show it, returns the cause of the exception that it
+    was raised from."""
     own = cause = cause_in(f"{type(error).__name__}: {error}")
     while cause in ("other", "program_error") and error.__cause__ is not None:
         error = error.__cause__
@@ -121,11 +121,11 @@ class EarlyExit:
     message: str = ""
     """The process's own message; empty if it left none."""
     microbatch_tokens: int = 0
-    """Tokens of the largest microbatch that it tried, padding included; 0 if not known."""
+    """Number of tokens, including padding, of the largest microbatch that the process tried; 0 if not known."""
 
 
 def note_exit(run_dir: Path, early: EarlyExit) -> None:
-    """Writes a rank's end into the run's directory if it still can be written; the rank's first note stays."""
+    """Records a rank's end in the run's directory, if that is still possible. Only the rank's first note counts."""
     from specs.machine.files import DiskError, write_json
 
     path = run_dir / "exits" / f"rank-{int(os.environ.get('RANK', '0')):05}.json"
@@ -137,7 +137,7 @@ def note_exit(run_dir: Path, early: EarlyExit) -> None:
 
 
 def noted_exits(run_dir: Path) -> list[EarlyExit]:
-    """Returns the ranks' notes on their ends, in the order of the ranks; incomplete notes are left out."""
+    """Returns the ranks' notes on their ends, in the order of the ranks. Incomplete notes are left out."""
     exits = []
     for path in sorted((run_dir / "exits").glob("rank-*.json")):
         with suppress(OSError, ValueError, TypeError):
@@ -151,7 +151,7 @@ def forget_exits(run_dir: Path) -> None:
 
 
 def leave_issues(path: Path, issues: Sequence[Issue]) -> None:
-    """Writes the issues in the user's input for the process that started this one."""
+    """Writes issues in the user's input to a file, for the process that started this one."""
     path.write_text(hide(json.dumps([asdict(issue) for issue in issues])), encoding="utf-8")
 
 

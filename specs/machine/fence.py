@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class SupersededError(RuntimeError):
-    """The run was taken over: this process may not write into it any more."""
+    """Error for a process whose run another process has taken over, so that it may no longer write to the run."""
 
 
 def lease_file(run_directory: Path, number: int) -> Path:
@@ -21,18 +21,19 @@ def lease_file(run_directory: Path, number: int) -> Path:
 
 @dataclass(slots=True)
 class Fence:
-    """Permission that a writer needs before it publishes anything in the run's directory."""
+    """The permission that a writer needs before it publishes anything in the run's directory."""
 
     run_directory: Path
     number: int
     """Number of the lease under which the writer works; 0 for a trainer that was started by hand, without a lease."""
     _superseded: bool = field(default=False, init=False, repr=False, compare=False)
-    """The last answer. It stays until the file system gives another: a failing disk supersedes no process."""
+    """The last answer. It is kept until the file system gives another one, so that a failing disk does not supersede a
+    process."""
 
     @property
     def superseded(self) -> bool:
-        """Returns whether a lease with a higher number exists. Numbers have no gaps, so checking the next one suffices.
-        Raises nothing."""
+        """Returns whether a lease with a higher number exists. Numbers have no gaps, so that a check of the next one
+        suffices. Never raises."""
         if self.number > 0 and not self._superseded:
             try:
                 os.stat(lease_file(self.run_directory, self.number + 1))
@@ -42,8 +43,8 @@ class Fence:
         return self._superseded
 
     def check(self, superseded: bool = False) -> None:
-        """Raises SupersededError if a lease with a higher number exists, or if `superseded`: another rank has seen
-        one."""
+        """Raises SupersededError if a lease with a higher number exists, or if `superseded` says that another rank has
+        seen one."""
         if superseded or self.superseded:
             name = self.run_directory.name
             raise SupersededError(f"{name} was taken over (lease {self.number} is superseded): nothing more is written")

@@ -27,12 +27,12 @@ _REASONS = {
 
 
 class DiskError(RuntimeError):
-    """A write failed. Earlier content on the disk is intact."""
+    """Error for a failed write. Earlier content on the disk is intact."""
 
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turns a disk error into a DiskError that names the place and the remedy; other errors pass through."""
+    """Converts a disk error into a DiskError that names the place and the remedy. Other errors pass through."""
     try:
         yield
     except Exception as error:
@@ -83,7 +83,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True, allow_nan: bool = False) -> None:
-    """Writes JSON atomically, see `replacing`. Raises ValueError for a NaN or an infinity that is not allowed."""
+    """Writes JSON atomically; see `replacing`. Raises ValueError for a NaN or an infinity that is not allowed."""
     with replacing(path, durable=durable) as aside, aside.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1, ensure_ascii=False, allow_nan=allow_nan)
 
@@ -105,8 +105,8 @@ def create_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a file, as `read_document` reads it; empty if the file is missing, incomplete, or holds no
-    object."""
+    """Returns the object in a file, as `read_document` reads it; empty if the file is missing, incomplete, or does not
+    contain an object."""
     return read_document(path)
 
 
@@ -123,7 +123,7 @@ def publish_directory(aside: Path, final: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file's content, or a directory's list of names, is on the disk."""
+    """Waits until a file's content, or a directory's list of names, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -132,7 +132,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Waits until a directory and everything below it is on the disk."""
+    """Waits until a directory and everything below it is on disk."""
     for path in [directory, *directory.rglob("*")]:
         if path.is_file() or path.is_dir():
             sync(path)
@@ -145,7 +145,7 @@ def digest(path: Path) -> str:
 
 
 def is_within(name: str) -> bool:
-    """Returns whether a recorded path relative to a directory stays in that directory, judged by its text alone."""
+    """Returns whether a recorded relative path stays within its directory, judged by its text alone."""
     return bool(name) and not Path(name).is_absolute() and ".." not in Path(name).parts and "\0" not in name
 
 

@@ -1,4 +1,5 @@
-"""Leases of this machine's GPU slots, so that two runs never use one GPU by accident, whichever users started them.
+"""Leases of this machine's GPU slots, so that two runs never use the same GPU by accident, even if different users
+started them.
 
 A lease is a file with a file lock (flock) on it, in a directory that all users of the machine share and none of them
 owns. It ends with the process that holds it, in whatever way that ends. The users need not trust each other: a process
@@ -23,27 +24,29 @@ from pathlib import Path
 from specs.machine.files import user_name
 
 SLOTS = "RPG_SLOTS"
-"""Environment variable with the machine's slots, separated by commas, instead of its GPUs."""
+"""Environment variable with the machine's slots, separated by commas. They replace its GPUs."""
 DIRECTORY = "RPG_SLOT_DIR"
-"""Environment variable with the directory of the leases, one a machine."""
+"""Environment variable with the directory of the leases, one per machine."""
 OF_RUN = "RPG_GPUS"
 """Environment variable with all GPUs of a run on this machine, those of the ranks first. DeepSpeed's launcher leaves
 each rank only its own GPU in CUDA_VISIBLE_DEVICES."""
 _SHARED_DIRECTORIES = (Path("/run/lock"), Path("/tmp"), Path("/var/tmp"))
-"""Candidates. The first one that root owns and that is sticky is used: it is the same for all users of a machine,
-whatever their TMPDIR is."""
+"""Candidates for the directory of the leases. The first one that root owns and that is sticky is used. It is the same
+for all users of a machine, whatever their TMPDIR is."""
 _POLL_SECONDS = 0.5
 _TRIES = 8
-"""Tries of a process. Two that choose at the same moment may both step back, so each retries after random pauses."""
+"""Number of tries of a process. Two processes that choose at the same moment may both step back, so that each retries
+after random pauses."""
 _LEASE_BYTES = 4096
 
 
 class TooFewSlotsError(Exception):
-    """The machine has fewer slots than requested, or they are in use and the caller does not wait."""
+    """Error for a machine that has fewer slots than requested, or whose slots are in use while the caller does not
+    wait."""
 
 
 def slots_here(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns the machine's slots in a form that CUDA_VISIBLE_DEVICES accepts: those in RPG_SLOTS, else the visible
+    """Returns the machine's slots, in a form that CUDA_VISIBLE_DEVICES accepts: those in RPG_SLOTS, else the visible
     GPUs by UUID."""
     if SLOTS in environment:
         return _listed(environment[SLOTS])
@@ -59,7 +62,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _gpus() -> dict[str, str]:
-    """Returns index -> UUID of each GPU, from nvidia-smi, since importing torch takes seconds."""
+    """Returns index -> UUID of each GPU, from nvidia-smi, because importing torch takes seconds."""
     program = shutil.which("nvidia-smi")
     if not program:
         return {}
@@ -92,7 +95,7 @@ def slots_wanted(device: str, gpus: int) -> int:
 def leased(
     count: int, holder: str, *, waiting: Callable[[str], None] | None, available: Sequence[str] | None = None
 ) -> Iterator[list[str]]:
-    """Leases the first `count` free slots for the block, all of them or none.
+    """Leases the first `count` free slots for the block. Leases all of them or none.
 
     Args:
         holder: the name that is shown to others who wait for the slots.
@@ -107,7 +110,9 @@ def leased(
         return
     slots = slots_here() if available is None else list(available)
     if len(slots) < count:
-        raise TooFewSlotsError(f"{count} GPU slots are asked for and this machine has {len(slots)}: {', '.join(slots)}")
+        raise TooFewSlotsError(
+            f"{count} GPU slots are requested, but this machine has {len(slots)}: {', '.join(slots)}"
+        )
     directory = _directory()
     while (leases := _take(directory, slots, count, holder)) is None:
         message = f"{count} of {len(slots)} GPU slots are needed; {holders(slots) or 'all are free in a moment'}"
@@ -130,7 +135,7 @@ def free_slots() -> list[str]:
 
 
 def holders(slots: Sequence[str]) -> str:
-    """Returns the holders of the slots, in words; empty if all are free."""
+    """Describes the holders of the slots; empty if all slots are free."""
     directory = _directory()
     held = ((slot, path) for slot in slots for path in _lease_files(directory, slot))
     return "; ".join(f"{slot} is held by {holder}" for slot, path in held if (holder := _holder_of(path)))
@@ -265,8 +270,8 @@ def _lease_files(directory: Path, slot: str) -> list[Path]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """Yields the descriptor of a lease; None for a link, a pipe, or an empty file of another user, which our code never
-    creates."""
+    """Yields the descriptor of a lease; None for files that our code never creates: a link, a pipe, or an empty file of
+    another user."""
     file = -1
     try:
         with suppress(OSError):
@@ -293,8 +298,8 @@ def _is_held(path: Path) -> bool:
 
 
 def _holder_of(path: Path) -> str:
-    """Returns the holder of the lease, in words; empty if it is not held. The user named is the file's owner, whatever
-    the file says."""
+    """Describes the holder of the lease; empty if it is not held. The user named is the file's owner, whatever the file
+    says."""
     with _opened(path) as file, suppress(OSError):
         if file is None or not _is_held(path):
             return ""

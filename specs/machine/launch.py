@@ -1,4 +1,4 @@
-"""Settings that a launcher passes to the ranks and engines of one launch, besides those that PyTorch reads."""
+"""Settings that a launcher passes to the ranks and engines of one launch, in addition to those that PyTorch reads."""
 
 import os
 import secrets
@@ -7,11 +7,11 @@ KEY = "RPG_LAUNCH_KEY"
 """Environment variable with the key by which the processes of a launch authenticate each other. Each launch has a new
 key, which is never written to disk."""
 ENGINES_ELSEWHERE = "RPG_ENGINES_ELSEWHERE"
-"""Environment variable that is set only if the engines are on other machines than the ranks."""
+"""Environment variable that is set only if engines and ranks are on different machines."""
 LOOPBACK = "127.0.0.1"
-"""Address at which processes meet if all are on one machine: unreachable from other machines."""
+"""Address at which processes meet if all are on one machine. Other machines cannot reach it."""
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Environment of such processes: gloo and NCCL also listen there."""
+"""Environment of such processes, with which gloo and NCCL also listen only there."""
 
 
 def new_key() -> str:

@@ -1,4 +1,5 @@
-"""Leases on runs. One process at a time executes a run; the lease tells which one, and whether it still does.
+"""Leases on runs. One process at a time executes a run. The lease says which process that is, and whether it still
+does.
 
 A lease is a file of the run's directory, `leases/<number>.json` (`liveness.LeaseRecord` has the fields). The highest
 number owns the run. A process takes a run by creating the file with the next number, which only one of several
@@ -23,22 +24,22 @@ from specs.machine.liveness import LeaseRecord, is_executed, newest_lease, pid_n
 
 BEAT_SECONDS = 5.0
 STILL_SECONDS = 12.0
-"""Seconds without a heartbeat, two intervals and some delay, after which a run held on another host is taken over."""
+"""Seconds without a heartbeat after which a run held on another host is taken over: two intervals and some delay."""
 _LOOK_SECONDS = 0.5
 
 
 class RunBusyError(Exception):
-    """Another process executes this run."""
+    """Error for a run that another process executes."""
 
 
 class Lease:
     """A run that this process holds until `release` or the end of the block. A thread renews the heartbeat."""
 
     def __init__(self, run_directory: Path, record: LeaseRecord, *, after: LeaseRecord | None) -> None:
-        """Takes the written lease; use `acquire` instead. `after` is the previous lease."""
+        """Args: the written lease. `after`: the previous lease. Use `acquire` instead."""
         self.fence = Fence(run_directory, record.number)
         self.is_takeover = after is not None and (after.settles or not after.released)
-        """Whether the previous holder did not give the run back: its processes may still run."""
+        """Whether the previous holder did not give the run back, so that its processes may still run."""
         self._path = lease_file(run_directory, record.number)
         self._record = record
         self._ended = threading.Event()
@@ -47,16 +48,17 @@ class Lease:
 
     @property
     def number(self) -> int:
-        """Returns the number, from 1; one more than that of the previous lease."""
+        """Returns the lease's number: one more than the previous lease's, from 1 on."""
         return self.fence.number
 
     @property
     def superseded(self) -> bool:
-        """Returns whether another process has taken the run over. Ask before every write; it costs one file lookup."""
+        """Returns whether another process has taken over the run. Call it before every write; it costs one file
+        lookup."""
         return self.fence.superseded
 
     def release(self) -> None:
-        """Gives the run back: from now on it has no holder, even if this process lives on and the disk is full."""
+        """Gives the run back. From now on it has no holder, even if this process lives on or the disk is full."""
         self._ended.set()
         self._thread.join()
         if not self.superseded and not self._write(replace(self._record, at=now(), released=True)):
@@ -79,8 +81,8 @@ class Lease:
             self._write(self._record)
 
     def _write(self, record: LeaseRecord) -> bool:
-        """Writes the lease; returns whether that succeeded. A full or unavailable disk costs a few heartbeats, not the
-        run."""
+        """Writes the lease. Returns whether that succeeded. If the disk is full or unavailable for a short time, only
+        heartbeats are lost."""
         try:
             write_json(self._path, asdict(record), durable=False)
         except (OSError, DiskError):
@@ -96,7 +98,7 @@ def acquire(
     watched: bool = False,
     settles: bool = False,
 ) -> Lease:
-    """Takes a run for this process. The run need not exist yet; a run without a live process is taken over.
+    """Takes a run for this process. The run need not exist yet. A run without a live process is taken over.
 
     If a heartbeat of another host looks old, that host's clock may only differ from this one. So it is watched for
     `STILL_SECONDS`, and the run is taken over only if it does not change.
@@ -141,8 +143,8 @@ def acquire(
 
 
 def _after_watching(run_directory: Path, before: LeaseRecord, refresh: Callable[[], object]) -> LeaseRecord:
-    """Returns the run's newest lease as soon as it differs from the previous one; the unchanged one if it does not
-    change."""
+    """Watches the run's newest lease. Returns it as soon as it differs from the previous one, or unchanged at the end
+    of the wait."""
     deadline = time.monotonic() + STILL_SECONDS
     newest = before
     while newest == before and time.monotonic() < deadline:
@@ -153,7 +155,7 @@ def _after_watching(run_directory: Path, before: LeaseRecord, refresh: Callable[
 
 
 def _busy(run_directory: Path, lease: LeaseRecord | None) -> str:
-    """Returns a text on the process that executes a run."""
+    """Describes the process that executes a run."""
     run_id = run_directory.name
     if lease is None or lease.is_of_this_host:
         holder = str(lease.pid if lease else read_json(run_directory / "state.json").get("pid"))

@@ -17,15 +17,15 @@ import psutil
 from specs.documents.reading import numbered, read_document
 
 FINAL = ("finished", "failed", "cancelled")
-"""Statuses of a run that has ended on record and has no process."""
+"""Statuses of a run that has ended on record and therefore has no process."""
 STATUSES = ("pending", "running", *FINAL, "crashed")
 LEASE_SECONDS = 20.0
-"""Seconds without a heartbeat after which a holder on another host counts as dead, and a stopped one on this host
-too."""
+"""Seconds without a heartbeat after which a holder on another host, or a stopped holder on this host, counts as
+dead."""
 
 
 def status_of(run_directory: Path, state: dict[str, Any]) -> str:
-    """Returns the status to show for a run: the one on record, or `crashed` if that is running but no process executes
+    """Returns the status to show for a run: the recorded one, or `crashed` if that is `running` but no process executes
     the run.
 
     Args:
@@ -53,7 +53,8 @@ def is_executed(run_directory: Path, state: dict[str, Any]) -> bool:
 
 
 def is_dead(run_directory: Path, state: dict[str, Any]) -> bool:
-    """Returns whether no process executes the run, judged from any machine, until a new lease of it is written.
+    """Returns whether, seen from any machine, no process executes the run. This stays true until a new lease is
+    written.
 
     Args:
         state: the run's state.json, see `is_executed`. Without a lease, only the run's own host can tell.
@@ -87,7 +88,7 @@ class LeaseRecord:
     host: str = ""
     pid: int = 0
     pid_started: str = ""
-    """Distinguishes the process from others with that pid: `start_of`."""
+    """`start_of` the process, which distinguishes it from others with that pid."""
     worker: str = ""
     """Name of the worker that started the process; empty if a command did."""
     since: str = ""
@@ -99,13 +100,13 @@ class LeaseRecord:
     released: bool = False
     """Whether the holder gave the run back at its end."""
     pid_namespace: str = ""
-    """PID namespace in which `pid` is valid: `pid_namespace_here`; empty if the system has none."""
+    """PID namespace in which `pid` is valid (`pid_namespace_here`); empty if the system has none."""
     settles: bool = False
-    """Whether the run was taken only to record its status: processes of an earlier holder may still run."""
+    """Whether the run was taken only to record its status. Processes of an earlier holder may then still run."""
     place: str = ""
-    """The run's directory: `place_of`; empty if none was recorded."""
+    """`place_of` the run's directory; empty if it was not recorded."""
     is_copied: bool = False
-    """Whether the lease was read in another directory than the one it was written in. Then its holder executes another
+    """Whether the lease was read in a directory other than the one it was written in. Then its holder executes another
     copy of the run. Only a heartbeat that reaches this directory, such as through an object store, shows that it
     executes this copy too."""
 
@@ -165,15 +166,15 @@ def newest_lease(run_directory: Path, *, settling: bool = True) -> LeaseRecord |
 
 
 class LeaseWatch:
-    """Repeated check of leases, which judges heartbeats only by its own clock: clocks of hosts may differ."""
+    """Repeated check of leases. It judges heartbeats only by its own clock, because the clocks of hosts may differ."""
 
     def __init__(self) -> None:
         self._seen: dict[Path, tuple[tuple[int, int], float]] = {}
-        """Run directory -> number and heartbeat of the newest lease, and the time at which these were first seen."""
+        """Run directory -> number and heartbeat of the newest lease, and time at which these were first seen."""
 
     def is_executed(self, run_directory: Path, state: dict[str, Any]) -> bool:
-        """Returns whether a process executes the run, like the function of that name. But a heartbeat counts as fresh
-        until this watch has seen it unchanged for `LEASE_SECONDS`."""
+        """Returns whether a process executes the run, like the function of that name, except that a heartbeat counts as
+        fresh until this watch has seen it unchanged for `LEASE_SECONDS`."""
         lease = newest_lease(run_directory)
         if lease is None:
             return is_executed(run_directory, state)
@@ -192,7 +193,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def is_alive(pid: Any, started: Any) -> bool:
-    """Returns whether this host's process with that pid is still the one that had this `start_of`. A zombie is not
+    """Returns whether the process with that pid on this host is still the one with this `start_of`. A zombie is not
     alive."""
     if not isinstance(pid, int) or not isinstance(started, str):
         return False
@@ -225,13 +226,13 @@ def start_of(pid: int) -> str:
 
 
 def place_of(directory: Path) -> str:
-    """Returns a text that distinguishes a directory from its copies: its inode and its path. The device is left out:
-    machines that share a directory number its device differently."""
+    """Returns a text that distinguishes a directory from its copies: its inode and its path. The device number is left
+    out, because machines that share a directory number its device differently."""
     return f"{directory.stat().st_ino} {os.path.realpath(directory)}"
 
 
 def is_place(place: str, directory: Path) -> bool:
-    """Returns whether a directory is the one that had this `place_of`, and not a copy of it; true if none was recorded.
+    """Returns whether a directory is the one with this `place_of`, and not a copy of it. True if none was recorded.
 
     The directory may have been renamed since, or have a different name on each machine.
     """
@@ -247,7 +248,7 @@ def is_place(place: str, directory: Path) -> bool:
 
 
 def began_with(pid: int, leader: str) -> bool:
-    """Returns whether a process started at the same time as or after another one, whose `start_of` is given. Raises
+    """Returns whether a process started at the same time as, or after, the process with the given `start_of`. Raises
     psutil.Error."""
     (boot, begun), (leaders_boot, leaders_start) = (text.split(":") for text in (start_of(pid), leader))
     return boot == leaders_boot and float(begun) >= float(leaders_start)
@@ -262,7 +263,7 @@ def pid_namespace_here() -> str:
 
 
 def is_visible(pid_namespace: str) -> bool:
-    """Returns whether a process of that namespace has the same pid here; true if none was recorded."""
+    """Returns whether a process of that namespace has the same pid here. True if no namespace was recorded."""
     return pid_namespace in ("", pid_namespace_here())
 
 

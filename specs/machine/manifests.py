@@ -18,12 +18,12 @@ from typing import Any
 from specs.machine.files import aside_of, digest, is_within, read_json
 
 NOTES = ".verified.json"
-"""{file: [bytes, modification time in ns, SHA-256]}. Not part of the published files."""
+"""File with {name: [bytes, modification time in ns, SHA-256]}. It is not one of the published files."""
 _SETTLED_NS = 100_000_000
-"""Age in ns below which a file is not noted: it may change again within one tick of its file system's clock."""
+"""Age in ns below which a file is not noted, because it may change again within one tick of its file system's clock."""
 _WHOLE_FILE = 64 * 2**20
 _END = 2**20
-"""Bytes at each end of a large file that are hashed."""
+"""Number of bytes at each end of a large file that are hashed."""
 
 _noted_here: dict[Path, dict[str, Any]] = {}
 """Notes of directories that this process cannot write to."""
@@ -100,7 +100,7 @@ def _hash(directory: Path, name: str, notes: dict[str, Any]) -> str:
 
 
 def _keep(directory: Path, notes: dict[str, Any]) -> None:
-    """Writes the notes; never creates the directory, which another process may be removing or replacing."""
+    """Writes the notes. Never creates the directory, because another process may be removing or replacing it."""
     aside = aside_of(directory / NOTES)
     try:
         aside.write_text(json.dumps(notes), encoding="utf-8")
@@ -127,8 +127,8 @@ def directory_digest(directory: Path) -> str:
 
 
 def file_digest(file: Path) -> str:
-    """Returns the SHA-256, hexadecimal, of a file. For a file beyond 64 MiB it covers the first and the last MiB, the
-    size and the modification time: a model of many gigabytes cannot be read at every plan."""
+    """Returns the SHA-256, hexadecimal, of a file. For a file larger than 64 MiB it covers the first and the last MiB,
+    the size and the modification time, because a model of many gigabytes cannot be read at every plan."""
     status = file.stat()
     return _file_digest(str(file), status.st_size, status.st_mtime_ns)
 

@@ -36,8 +36,8 @@ _MOST_LINKS = 40
 
 
 class UnsafeDirectoryError(RpgError):
-    """A file or directory that another user controls, or could control, where only this user's own files are
-    allowed."""
+    """Error for a file or directory that another user controls, or could control, in a place for this user's own files
+    only."""
 
     def __init__(self, path: Path, reason: str, status: os.stat_result) -> None:
         found = f"{reason} (owner {user_name(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o})"
@@ -75,7 +75,8 @@ def place(*names: str) -> Path:
 
 
 def place_to_save_time(*names: str) -> Path | None:
-    """Returns such a path, or None if that is impossible. If another user is the cause, the first call warns."""
+    """Returns the same path as `place`, or None if that is impossible. If another user is the cause, the first call
+    warns."""
     try:
         return place(*names)
     except UnsafeDirectoryError as error:
@@ -109,7 +110,7 @@ def local_directory(name: str) -> Path:
 
 
 def library_variables() -> dict[str, str]:
-    """Returns environment variables by which torch, Triton and vLLM keep compiled code where only this user can write.
+    """Returns environment variables that make torch, Triton and vLLM keep compiled code where only this user can write.
 
     A value set by the user stays if it is safe.
     """
@@ -118,7 +119,7 @@ def library_variables() -> dict[str, str]:
 
 @cache
 def _library_variables(given: tuple[str, ...], _user: int) -> Mapping[str, str]:
-    """Returns the result of `library_variables`. It is cached, since a process may start thousands of programs."""
+    """Returns the result of `library_variables`. It is cached, because a process may start thousands of programs."""
     own = local_directory("compiled")
     # Torch adds version names only below its own default directory.
     versions = "-".join([str(sys.implementation.cache_tag), *versions_of("torch").values()])
@@ -129,8 +130,8 @@ def _library_variables(given: tuple[str, ...], _user: int) -> Mapping[str, str]:
 
 
 def _stays(variable: str, value: str) -> bool:
-    """Returns whether a library keeps the directory that the environment names. A directory in the cache is our own
-    choice, perhaps made for another machine."""
+    """Returns whether a library's directory from the environment is kept. A directory in our cache is not, because we
+    may have chosen it for another machine."""
     path = Path(value).expanduser().absolute()
     try:
         if path.is_relative_to(place("compiled")):
@@ -186,7 +187,7 @@ def _checked(path: Path, *, closed: bool = True) -> Path:
 
 
 def _check_contents(top: Path, *, closed: bool) -> None:
-    """Raises UnsafeDirectoryError if another user owns something in a directory, or can write it.
+    """Raises UnsafeDirectoryError if another user owns, or can write, something in a directory.
 
     Args:
         closed: whether no other user can enter the directory.
@@ -203,7 +204,7 @@ def _check_contents(top: Path, *, closed: bool) -> None:
 
 
 def _check_owner(path: Path, status: os.stat_result, *, link: bool = False) -> None:
-    """Raises UnsafeDirectoryError if another user owns a file, or can write it anywhere."""
+    """Raises UnsafeDirectoryError if another user owns a file, or can write to it in any way."""
     if status.st_uid not in (os.geteuid(), _root()):
         raise UnsafeDirectoryError(path, "another user created this link" if link else "another user owns it", status)
     # In a closed directory a file may have any mode, unless it also has a hard link elsewhere.
@@ -213,7 +214,7 @@ def _check_owner(path: Path, status: os.stat_result, *, link: bool = False) -> N
 
 @cache
 def _root() -> int:
-    """Returns root's id, which differs in a user namespace."""
+    """Returns root's user id, which is different in a user namespace."""
     with suppress(OSError):
         return os.stat("/proc/sys").st_uid
     return 0

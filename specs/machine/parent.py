@@ -1,5 +1,5 @@
-"""Our processes and their parents. A process ends when its parent has ended and leaves cores to its neighbours; its
-libraries keep their compiled code in the user's own cache."""
+"""Preparation of our child processes: they end with their parent, share the cores with their neighbours, and keep
+compiled code in the user's own cache."""
 
 import ctypes
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 from specs.machine.own_cache import library_variables
 
 RUNS_AT_ONCE = "RPG_RUNS_AT_ONCE"
-"""Environment variable: number of runs that a command executes on this machine at the same time; they share its
-cores."""
+"""Environment variable: number of runs that a command executes at the same time on this machine, whose cores they
+share."""
 _PR_SET_PDEATHSIG = 1
 # Loaded with the module: the dynamic loader must not run between fork and exec.
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -37,8 +37,8 @@ def share_cores() -> None:
 
 
 def own_threads(threads: int, processes: int, environment: Mapping[str, str] = os.environ) -> int:
-    """Returns the number of threads of one of several processes of a run on this machine: the number in the spec or in
-    OMP_NUM_THREADS, else its share of the cores.
+    """Returns the number of threads for one of a run's processes on this machine: the number in the spec or in
+    OMP_NUM_THREADS, else the process's share of the cores.
 
     Args:
         threads: the spec's resources.threads.
@@ -75,7 +75,7 @@ def die_with_parent(parent: int | None = None, *, number: signal.Signals = signa
 
 
 def _init_is_ours() -> bool:
-    """Returns whether process 1 is an ordinary parent: in a container the command itself may be process 1."""
+    """Returns whether process 1 is an ordinary parent. In a container, the command itself may be process 1."""
     try:
         return Path("/proc/1/comm").read_text(encoding="utf-8").startswith(("python", "rpg"))
     except OSError:

@@ -1,11 +1,11 @@
-"""Network proxies named in the environment: programs on this machine reach each other without them."""
+"""Exceptions to network proxies in the environment, so that programs on this machine reach each other directly."""
 
 import os
 from collections.abc import MutableMapping
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 EXCEPTIONS = ("no_proxy", "NO_PROXY")
-"""Variables that list hosts without a proxy. Clients differ in which of the two they read."""
+"""Variables that list hosts to reach without a proxy. Some clients read one of them, some the other."""
 _EXCEPTIONS_OF_GRPC = "no_grpc_proxy"
 """gRPC reads this variable instead if it is set."""
 

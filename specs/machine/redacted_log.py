@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from specs.secrets import HIDDEN, hide, secrets_in
 
 _DRAIN_SECONDS = 5.0
-"""Seconds that the log waits if a process has ended but another process still holds its output open."""
+"""Seconds that the log stays open after a process has ended if another process still holds its output open."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def redacted_log(log: Path, environment: Mapping[str, str]) -> Iterator[BinaryIO
 
 
 def _copy(out: int, log: int, secrets: Sequence[bytes]) -> None:
-    """Copies a pipe to the log until all its writers are gone, and closes both. A writer may outlive the block."""
+    """Copies a pipe to the log until all its writers are gone, then closes both. A writer may outlive the block."""
     rest = b""
     try:
         while part := os.read(out, 1 << 16):
@@ -58,8 +58,7 @@ def _copy(out: int, log: int, secrets: Sequence[bytes]) -> None:
 
 
 def _write(log: int, data: bytes) -> None:
-    """Writes to the log. If the log cannot be written, because the disk is full, the process that writes to it still
-    runs on."""
+    """Writes to the log. If that fails because the disk is full, the logged process can still continue."""
     try:
         while data:
             data = data[os.write(log, data) :]
@@ -74,7 +73,8 @@ def _hide(data: bytes, secrets: Sequence[bytes]) -> bytes:
 
 
 def _begun(data: bytes, secrets: Sequence[bytes]) -> int:
-    """Returns how many bytes at the end are the beginning of a secret that the next part may complete."""
+    """Returns the number of bytes at the end that may be the beginning of a secret, which the next part would
+    complete."""
     longest = min(len(data), max(map(len, secrets)) - 1)
     for size in range(longest, 0, -1):
         if any(secret.startswith(data[-size:]) for secret in secrets):

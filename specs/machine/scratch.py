@@ -1,5 +1,5 @@
-"""Temporary directories of processes. When a process makes one, it removes those of killed processes, as does every
-command that runs something.
+"""Temporary directories of processes. Those of killed processes are removed when another process makes one, and by
+every command that runs something.
 
 They are in `tmp` of a home, each next to a lock file of its name that its process keeps locked. The kernel releases the
 lock when the process ends, in whatever way.

@@ -9,7 +9,7 @@ from pathlib import Path
 from specs.errors import Issue, IssueError
 
 _READ_BYTES = 256
-"""Bytes of a script that the kernel reads for its first line."""
+"""Number of bytes of a script that the kernel reads for the first line."""
 
 
 def interpreters(program: str, search: str) -> list[str]:
@@ -33,8 +33,7 @@ def interpreters(program: str, search: str) -> list[str]:
 
 
 def _named(script: str, search: str) -> list[str]:
-    """Returns the programs that the first line of one script names: an interpreter, and the program that `env`
-    starts."""
+    """Returns the programs that a script's first line names: an interpreter, and the program that `env` starts."""
     line = _first_line(script)
     if line is None:
         return []

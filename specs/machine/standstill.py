@@ -1,4 +1,4 @@
-"""Ends a stage in which no process makes progress any more, and prints the stacks of its ranks into the log.
+"""Ends a stalled stage, in which no process makes progress any more, and prints the stacks of its ranks to the log.
 
 A rank that waits for others cannot tell a deadlock from a long answer that another one samples. But the processes of a
 stage together always report progress: a token, a pass, a score, a part of a checkpoint, an exchange. Each report sets
@@ -18,16 +18,16 @@ from pathlib import Path
 from specs.machine.exit_cause import EarlyExit, note_exit
 
 SIGN = "working"
-"""Name of the file."""
+"""Name of the file whose modification time shows progress."""
 _VARIABLE = "RPG_SIGN_OF_WORK"
-"""Environment variable with the file's path, for this process and those that it starts."""
+"""Environment variable with the path of that file, for this process and those that it starts."""
 _EVERY_SECONDS = 1.0
-"""Least seconds between two updates of the file by one process."""
+"""Shortest time in seconds between two updates of the file by one process."""
 _LONGEST_LOOK_SECONDS = 30.0
 _LOOKS_IN_ALL = 10
 _LOOKS_FOR_STACKS = 3
-"""Checks that a rank waits after it has printed its stacks. The other ranks print theirs meanwhile; their file systems
-may show the file's time later."""
+"""Number of checks that a rank waits after it has printed its stacks. The other ranks print theirs meanwhile, because
+their file systems may show the file's time later."""
 
 _shown_at = 0.0
 
@@ -84,7 +84,7 @@ def _watch(directory: Path, seconds: float) -> None:
 
 
 def _looks_without_work(sign: Path, look_seconds: float) -> Iterator[int]:
-    """Yields, after each check, how many checks in a row have found the file unchanged."""
+    """Yields, after each check, the number of consecutive checks that have found the file unchanged."""
     seen, still = 0, 0
     while True:
         time.sleep(look_seconds)

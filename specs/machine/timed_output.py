@@ -1,4 +1,4 @@
-"""Timestamps at the beginning of each line that a process prints into a log."""
+"""Timestamps at the beginning of each line that a process prints to a log."""
 
 import io
 import os
@@ -14,7 +14,7 @@ _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
 
 
 def time_output() -> None:
-    """Puts the time (UTC) before each line that Python prints from now on, if the output goes into a log."""
+    """Puts the time (UTC) before each line that Python prints from now on, if the output goes to a log."""
     if os.environ.get(TIMED):
         sys.stdout, sys.stderr = TimedOutput(sys.stdout), TimedOutput(sys.stderr)
 
@@ -25,7 +25,7 @@ def without_time(line: str) -> str:
 
 
 class TimedOutput(io.TextIOWrapper):
-    """Writes to another stream's file, at once, with the time before each line."""
+    """A stream that writes at once to another stream's file, with the time before each line."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream.buffer, encoding="utf-8", errors="backslashreplace", write_through=True)

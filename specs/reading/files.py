@@ -1,4 +1,5 @@
-"""A spec file as a tree, merged over the file that it extends and under overrides, with absolute paths."""
+"""Reading of a spec file as a tree with absolute paths. It is merged over the file that it extends, and overrides are
+applied to it."""
 
 import difflib
 import os
@@ -26,7 +27,7 @@ _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
 _AXES = ("product", "zip")
 """Parts of a matrix that name fields."""
 _BRACKETS = re.compile(r"\[(\d+)\]")
-"""Place in a list, as Python writes it."""
+"""Pattern of an index into a list, as Python writes it."""
 
 
 def read_tree(path: str, schema: type[BaseModel]) -> YamlNode:
@@ -36,8 +37,8 @@ def read_tree(path: str, schema: type[BaseModel]) -> YamlNode:
 
 
 def tree_of(spec: Mapping[str, Any], schema: type[BaseModel]) -> YamlNode:
-    """Returns a mapping as the tree of a file with the same content in the working directory; the values have no place
-    in a file. Raises SpecError."""
+    """Returns a mapping as the tree of a file in the working directory would be, except that values have no place in a
+    file. Raises SpecError."""
     root = YamlNode(_node(spec, (), Position("", 0, "")).value, Position("", 0, ""))
     return _absolute(_over_extended(root, "", (), schema), [schema])
 
@@ -68,7 +69,7 @@ def _set(root: YamlNode, name: str, node: YamlNode, schema: type[BaseModel]) -> 
 
 
 def _node(value: Any, path: Path, at: Position) -> YamlNode:
-    """Returns a Python value as the node of a file. Raises SpecError for a value that no file can hold."""
+    """Returns a Python value as the node of a file. Raises SpecError for a value that a file cannot contain."""
     match value:
         case Mapping():
             return YamlNode({str(key): _node(item, (*path, str(key)), at) for key, item in value.items()}, at)
@@ -96,8 +97,8 @@ def _on_one_line(node: YamlNode, at: Position) -> YamlNode:
 
 
 def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | None, schema: type[BaseModel]) -> YamlNode:
-    """Returns the file's tree merged over that of the file it extends. `chain` has the real paths of the extending
-    files."""
+    """Returns the file's tree merged over that of the file it extends. `chain`: the real paths of the files that extend
+    it."""
     real = os.path.realpath(path) if "\0" not in path else path
     if real in chain:
         names = [os.path.basename(file) for file in (*chain[chain.index(real) :], real)]
@@ -106,7 +107,7 @@ def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | Non
 
 
 def _over_extended(root: YamlNode, path: str, chain: tuple[str, ...], schema: type[BaseModel]) -> YamlNode:
-    """Returns the tree of the file at `path` merged over that of the file it extends. `chain` has the extending files,
+    """Returns the tree of the file at `path` merged over that of the file it extends. `chain`: the extending files,
     including this one."""
     assert isinstance(root.value, dict)
     if "extends" not in root.value:
@@ -121,7 +122,8 @@ def _over_extended(root: YamlNode, path: str, chain: tuple[str, ...], schema: ty
 
 
 def _without_dropped_axes(under: YamlNode, over: YamlNode) -> tuple[YamlNode, YamlNode]:
-    """Returns the trees without the matrix fields of `under` that `over` sets to null: these do not vary."""
+    """Returns the trees without the matrix fields of `under` that `over` sets to null, so that these fields do not
+    vary."""
     for part in _AXES:
         varied, said = (_section(tree, "matrix", part) for tree in (under, over))
         dropped = {path for path, node in said.items() if node.value is None and path in varied}
@@ -139,7 +141,7 @@ def _section(tree: YamlNode, *path: str) -> dict[str, YamlNode]:
 
 
 def _without(tree: YamlNode, path: Path, keys: set[str]) -> YamlNode:
-    """Returns the tree without some keys of the section at a path."""
+    """Returns the tree without these keys of the section at a path."""
     assert isinstance(tree.value, dict)
     if not path:
         return YamlNode({key: node for key, node in tree.value.items() if key not in keys}, tree.at)
@@ -248,7 +250,7 @@ _NOT_IN_EVALUATIONS = {
 
 
 def misplaced(issue: Issue, schema: type[BaseModel]) -> Issue:
-    """Returns the issue; if a field is in the wrong place, with a hint at the right one."""
+    """Returns the issue. If a field is in the wrong place, the issue gets a hint at the right one."""
     name = str(issue.path[0]) if len(issue.path) == 1 else ""
     if issue.message != "unknown field" or not name:
         return issue

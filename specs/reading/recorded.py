@@ -1,4 +1,4 @@
-"""Recorded specs, read through the schema: a run's, and an experiment's from its last run."""
+"""Reading of recorded specs through the schema: a run's spec, and an experiment's spec as of its last run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ def recorded_spec(directory: Path) -> Experiment:
 
 
 def unreadable(directory: Path) -> list[str]:
-    """Returns why `recorded_spec` cannot read a directory's spec, a line for each key."""
+    """Returns why `recorded_spec` cannot read a directory's spec, with a line for each key."""
     try:
         recorded_spec(directory)
     except SpecError as error:

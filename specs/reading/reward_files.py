@@ -1,4 +1,4 @@
-"""Files whose text is put into the tree, so that it travels with the spec: rewards of type python, chat templates."""
+"""Files whose text is put into the tree, so that the spec contains it: rewards of type python, and chat templates."""
 
 import os
 import re
@@ -10,13 +10,13 @@ from specs.errors import Issue, Path, SpecError
 from specs.reading.yaml import YamlNode
 
 OwnRewards = Mapping[str, Mapping[str, Any]]
-"""Name -> the reward it stands for."""
+"""Name -> reward that the name stands for."""
 NONE_OWN: OwnRewards = {}
 MOST_BYTES = 1 << 16
 _FILE = re.compile(r"(^|\.)reward\.(path|code)$")
 _TEMPLATE = re.compile(r"(^|\.)prompt\.chat_template$")
 _JINJA = ("{%", "{{", "\n")
-"""A chat template holds one of these, and the path of a file none."""
+"""Texts of which a chat template contains at least one, and the path of a file none."""
 _HOLDERS = (("matrix", "product"), ("matrix", "zip"), ("parameters",), ("overrides",))
 """Sections whose keys are paths of fields."""
 
@@ -59,7 +59,7 @@ def _names_reward(key: str) -> bool:
 
 
 def _put_text(entries: dict[str, YamlNode], path: Path, issues: list[Issue]) -> None:
-    """Reads the file of a reward into its `code`; an error becomes an issue."""
+    """Reads the file of a reward into its `code`. An error becomes an issue."""
     named = entries["path"]
     if not isinstance(named.value, str) or not named.value:
         return  # the schema reports it
@@ -68,7 +68,7 @@ def _put_text(entries: dict[str, YamlNode], path: Path, issues: list[Issue]) -> 
 
 
 def _text_of(named: YamlNode, path: Path, issues: list[Issue]) -> tuple[YamlNode, YamlNode] | None:
-    """Returns the full path of a file and its text; None if it cannot be read, which becomes an issue."""
+    """Returns the full path of a file and its text. If the file cannot be read, adds an issue and returns None."""
     assert isinstance(named.value, str)
     folder = os.path.dirname(named.at.file) if named.at.line else ""
     full = os.path.abspath(os.path.join(folder, os.path.expanduser(named.value)))
@@ -91,7 +91,7 @@ def _text_of(named: YamlNode, path: Path, issues: list[Issue]) -> tuple[YamlNode
 
 
 def _varied_apart(root: YamlNode) -> list[Issue]:
-    """Returns issues with keys that would change a reward's file without its text."""
+    """Returns issues for keys that would change a reward's file without its text."""
     issues = []
     for section in _HOLDERS:
         holder: YamlNode | None = root

@@ -1,4 +1,4 @@
-"""Errors of a YAML parser as plain messages, at the line of the cause.
+"""Explanation of a YAML parser's errors by plain messages, at the line of the cause.
 
 The parser stops at the first character that cannot continue the text. That is often some lines after the mistake: a
 brace that is never closed shows at the next key.
@@ -21,7 +21,7 @@ from ruamel.yaml.tokens import (
 )
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
-"""Ends of lines for the parser."""
+"""Pattern of the parser's line ends."""
 _BETWEEN = (DirectiveToken, DocumentEndToken, DocumentStartToken)
 _NO_VALUE = (AliasToken, AnchorToken, TagToken)
 _CLOSING = {"{": "}", "[": "]"}
@@ -99,8 +99,8 @@ class _Complaint:
         return len(self.lines[line]) - len(self.lines[line].lstrip(" "))
 
     def line_before(self, line: int) -> int:
-        """Returns the last line before this one that is neither empty nor a comment; this one if there is no such
-        line."""
+        """Returns the number of the last line before this one that is neither empty nor a comment, or this one's if
+        there is no such line."""
         said = [number for number in range(line) if self.lines[number].split("#")[0].strip()]
         return said[-1] if said else line
 
@@ -172,7 +172,7 @@ def _after_bracket(complaint: _Complaint) -> SyntaxMistake:
 
 
 def _block(complaint: _Complaint) -> SyntaxMistake | None:
-    """Explains text in place of an entry of a section, or of its end."""
+    """Explains the error that YAML expected the next entry or the end of a section, and found other text."""
     if not complaint.problem.startswith("expected <block end>"):
         return None
     what, line = complaint.problem.removeprefix("expected <block end>, but found ").strip("'"), complaint.line + 1

@@ -9,8 +9,8 @@ from specs.schema.fields import below, carried_over
 
 
 def merge(under: YamlNode, over: YamlNode, schema: Iterable[Any]) -> YamlNode:
-    """Returns `over` merged over `under`: mappings merge key by key; everything else is replaced, including a section
-    that changed its kind.
+    """Returns `over` merged over `under`. Mappings merge key by key. Everything else is replaced, including a section
+    that changes its type.
 
     Args:
         schema: the alternatives that the schema allows here, see `fields.below`.
@@ -26,7 +26,7 @@ def merge(under: YamlNode, over: YamlNode, schema: Iterable[Any]) -> YamlNode:
 
 
 def assign(root: YamlNode, path: Path, node: YamlNode, schema: Iterable[Any]) -> YamlNode:
-    """Returns the tree with the value at `path` replaced; missing mappings on the way are created."""
+    """Returns the tree with the value at `path` replaced. Creates missing mappings on the way."""
     if not path:
         return node
     head, rest = path[0], path[1:]
@@ -47,8 +47,8 @@ def _value(node: YamlNode) -> Any:
 
 
 def positions_of(root: YamlNode) -> Positions:
-    """Returns the positions of the root, of each section, and of every key and list item on another line than its
-    holder.
+    """Returns the positions of the root, of each section, and of every key and list item that is on a different line
+    from its parent.
 
     `specs.errors.locate` falls back to the holder, so that a line with a thousand seeds is stored once.
     """

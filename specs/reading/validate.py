@@ -1,4 +1,4 @@
-"""Validation of plain data by the schema, with Pydantic's errors as plain issues with the file's paths."""
+"""Validation of plain data by the schema. Pydantic's errors become plain issues with the file's paths."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def parse(schema: Any, data: Any, *, recorded: bool = False) -> tuple[Any, list[
 
 
 def translate(errors: Sequence[ErrorDetails], schema: Any, data: Any) -> list[Issue]:
-    """Returns one issue per place; a value that fits no alternative of a union is one issue, not one for each."""
+    """Returns one issue per place. A value that fits no alternative of a union is a single issue."""
     issues: dict[tuple[Path, str], Issue] = {}
     for error in errors:
         if _follows_from_another(error):
@@ -75,7 +75,7 @@ def _follows_from_another(error: ErrorDetails) -> bool:
 
 
 class Place:
-    """The place of an error: the path without pydantic's union tags, and the schema's annotation there."""
+    """The place of an error: its path without pydantic's union tags, and the schema's annotation there."""
 
     def __init__(self, schema: Any, loc: Sequence[str | int], data: Any) -> None:
         self._root = schema
@@ -94,7 +94,7 @@ class Place:
             self._descend(parts.pop(0))
 
     def _chosen(self, parts: list[str | int]) -> bool:
-        """Removes a union's tag from the front of the remaining loc; returns False if it has no tag."""
+        """Removes a union's tag from the beginning of the remaining location. Returns False if there is no tag."""
         alternatives = members(self.annotation)
         self.in_plain_union = self.annotation is JsonValue
         if len(alternatives) < 2:
@@ -135,7 +135,8 @@ class Place:
         self.field, self.annotation = FieldInfo.from_annotation(annotation), annotation
 
     def _in_other_variants(self) -> str:
-        """Returns a hint that names the variants of this section that have the key; empty if none or many have it."""
+        """Returns a hint that names the variants of this section that have the key; empty if none or too many have
+        it."""
         here: tuple[Any, ...] = (self._root,)
         key = str(self.path[-1])
         for part in self.path[:-1]:
@@ -238,7 +239,7 @@ def _allowed_name(given: str, field: FieldInfo | None) -> str:
 
 
 def _known_inside(section: Any, root: Any, is_known: Callable[[str], bool]) -> str:
-    """Returns our names for the keys of an unknown section, for keys that are known; empty if no key is."""
+    """Returns our names for those keys of an unknown section that are known; empty if no key is."""
     hints: dict[str, str] = {}
     sections = [section]
     for inside in sections:

@@ -34,7 +34,7 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """A value and the line of its key (or, in a list, of the value itself)."""
+    """A value with the line of its key or, in a list, of the value itself."""
 
     value: "Scalar | dict[str, YamlNode] | list[YamlNode]"
     at: Position
@@ -116,8 +116,7 @@ def _too_deep(position: Position) -> Issue:
 
 
 class _Composer:
-    """A converter from events to nodes. It collects duplicate keys, so that all are reported, and stops at other
-    errors."""
+    """A converter from events to nodes. It collects all duplicate keys, and stops at other errors."""
 
     def __init__(self, events: Iterator[Event], position: Callable[[int], Position]) -> None:
         self._events = events
@@ -243,7 +242,7 @@ _WORDS: dict[str, Scalar] = {
 
 
 def resolve(text: str) -> Scalar:
-    """Returns a plain scalar by YAML 1.2's rules: 1e-4 is a number, `no` and 12:30 are text, 08 is eight.
+    """Returns the value of a plain scalar by YAML 1.2's rules: 1e-4 is a number, `no` and 12:30 are text, 08 is eight.
 
     >>> resolve("1e-4"), resolve("no"), resolve("08"), resolve("0x10"), resolve("~")
     (0.0001, 'no', 8, 16, None)
@@ -262,7 +261,7 @@ def resolve(text: str) -> Scalar:
 
 
 def dump(data: Mapping[str, Any], *, comment: str = "") -> str:
-    """Returns plain data as text that `parse_text` reads back as the same data; lists of scalars are on one line.
+    """Returns plain data as text that `parse_text` reads back as the same data. Lists of scalars are on one line.
 
     Args:
         comment: lines for the top of the file, without `#`.
@@ -286,8 +285,8 @@ def dump(data: Mapping[str, Any], *, comment: str = "") -> str:
 
 
 def _styled(value: Any) -> Any:
-    """Returns the data for the YAML writer: quoted if plain text would be read as a number, lists of scalars on one
-    line."""
+    """Returns the data for the YAML writer. Texts that would be read as numbers are quoted, and lists of scalars are on
+    one line."""
     if isinstance(value, Mapping):
         return {_styled(key): _styled(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Rules across fields: contradictions, missing files, and settings without effect or that are probably mistakes."""
+"""Rules across fields: contradictions, missing files, and settings that have no effect or are probably mistakes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ def issues_of(experiment: Experiment) -> list[Issue]:
 
 
 def warnings_of(experiment: Experiment) -> list[Issue]:
-    """Returns warnings of settings without effect or that are probably mistakes; each names the setting."""
+    """Returns warnings about settings that have no effect or are probably mistakes. Each names the setting."""
     rules = IDLE_KNOBS if experiment.trains else (idle.issues,)
     return [issue for rule in rules for issue in rule(experiment)]
 
@@ -29,7 +29,7 @@ def _batch(experiment: Experiment) -> Iterator[Issue]:
     if rollouts % training.minibatches:
         parts = [str(number) for number in range(1, min(rollouts, 1024) + 1) if rollouts % number == 0]
         yield Issue(
-            "the batch does not divide",
+            "the batch does not divide evenly",
             ("training", "minibatches"),
             given=f"{training.prompts_per_step} x {training.group_size} responses in {training.minibatches} parts",
             allowed=", ".join(parts[:16]) + (", ..." if len(parts) > 16 else ""),
@@ -52,7 +52,7 @@ def _groups(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _advantage(experiment: Experiment) -> Iterator[Issue]:
-    """A mean that divides must have the sign of every reward."""
+    """Yields an issue if advantages are divided by a mean of rewards that may have another sign than the rewards."""
     if experiment.advantage.scale != "group_mean":
         return
     path = ("advantage", "scale")
@@ -133,7 +133,9 @@ def _evaluation_sets(experiment: Experiment) -> Iterator[Issue]:
         if not source.answered and source.reward:
             hint = f"leave it out: a set of source {source.source} has a score of its own"
             yield Issue(
-                "nothing is answered that a reward could score", ("data", "evaluation", index, "reward"), hint=hint
+                "the set is scored by likelihood: there are no responses for a reward to score",
+                ("data", "evaluation", index, "reward"),
+                hint=hint,
             )
     for index, source in enumerate(experiment.data.train):
         if not source.answered:
@@ -183,8 +185,8 @@ def _reward(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _comparisons(experiment: Experiment) -> Iterator[Issue]:
-    """Yields issues with comparing judges: they need a group, and cannot compare policies, since the mean over a group
-    is constant."""
+    """Yields issues with judges that compare. They need a group, and their scores cannot compare policies, because the
+    mean over a group is constant."""
     hint = "write compare: each, or give the evaluation sets a reward of their own"
     for path, source in experiment.sets():
         reward = source.reward or experiment.reward
@@ -230,7 +232,7 @@ def _record(experiment: Experiment) -> Iterator[Issue]:
     record = experiment.record
     if record.rollouts == "none" and record.tokens != "none":
         yield Issue(
-            "token rows hold the responses that record.rollouts leaves out",
+            "token rows would contain the responses that record.rollouts leaves out",
             ("record", "tokens"),
             given=f"{record.tokens} with rollouts none",
             allowed="none",

@@ -73,7 +73,7 @@ def resets(experiment: Experiment) -> Iterator[Issue]:
     update = experiment.reference.update
     if update and update.reset_optimizer and not update.conditions:
         yield Issue(
-            "the reference moves every step, and the optimizer would start afresh each time",
+            "the reference is updated every step, and the optimizer would be reset each time",
             ("reference", "update", "reset_optimizer"),
             given="true with ema_decay alone",
             hint="give a condition such as every_steps or plateau, or leave reset_optimizer out",

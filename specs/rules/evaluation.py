@@ -1,4 +1,5 @@
-"""Rules of evaluation during training: its resources beside the trainer, and settings in which it has no work."""
+"""Rules of evaluation during training: the resources that it needs beside the trainer, and settings that leave it no
+work."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,8 +11,8 @@ _PATH = ("evaluation", "concurrent_ranks")
 
 
 def concurrent(experiment: Experiment) -> Iterator[Issue]:
-    """Yields issues: the ranks need room beside training's ranks, and evaluation problems; and only they or the trainer
-    may evaluate."""
+    """Yields issues with `concurrent_ranks`: these ranks need room beside training's ranks, and evaluation problems,
+    and exclude evaluation by the trainer."""
     evaluation, launcher = experiment.evaluation, experiment.launcher
     ranks = evaluation.concurrent_ranks
     if not ranks:

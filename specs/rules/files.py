@@ -51,7 +51,7 @@ def _rollouter(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _missing(kind: PathKind, path: str) -> str:
-    """Returns the problem with a path; empty if it exists, or may be an id."""
+    """Returns the problem with a path; empty if the path exists, or may be an id."""
     if kind == "file":
         what = "a directory" if os.path.isdir(path) else "a device or a pipe" if os.path.exists(path) else ""
         return "" if os.path.isfile(path) else f"is {what}, not a file" if what else "no such file"

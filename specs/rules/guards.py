@@ -45,7 +45,7 @@ def _never_fires(experiment: Experiment, guard: Guard, name: str, value: float) 
 
 
 def _idle_roll_back(experiment: Experiment) -> Iterator[Issue]:
-    """Yields warnings for fields that only rollbacks read, and for rollbacks that may find no checkpoint."""
+    """Yields warnings for fields that only roll-backs use, and for roll-backs that may find no checkpoint."""
     training = experiment.training
     for index, guard in enumerate(training.guards):
         path = ("training", "guards", index)

@@ -1,5 +1,5 @@
-"""Settings without effect or that are probably mistakes: one table, with a row for each key and the reason why it
-cannot act."""
+"""Settings that have no effect or are probably mistakes, in one table. A row has keys and the reason why they cannot
+act."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
@@ -12,7 +12,8 @@ from specs.schema.rollout import SAMPLERS, engine_of
 from specs.schema.schedule import ClosedLoop, ValueSchedule, largest, schedules_in, value_at
 
 _MOST_BETWEEN = 1000
-"""Number of steps checked for an update of the reference, in addition to those around the points of its schedule."""
+"""Number of steps that are checked for an update of the reference, in addition to those around the points of its
+schedule."""
 _STEEP_RATE = 0.1
 """Learning rate that is too large for any language model: Adam changes each weight by about this amount per update, and
 most weights are smaller."""
@@ -29,7 +30,7 @@ class Idle(NamedTuple):
     """Paths from the experiment, separated by spaces. Sections without such a key are skipped."""
     reason: _Reason
     remedy: str = ""
-    """Advice, besides leaving the key out."""
+    """Advice in addition to leaving the key out."""
     message: str = ""
     """Consequence. Empty means that the key has no effect and may be left out."""
     only: Literal["", "set", "changed"] = ""
@@ -73,7 +74,7 @@ def _updates(experiment: Experiment) -> int:
 
 
 def _with(key: str, *values: object) -> _Reason:
-    """Returns the reason that another key has one of these values."""
+    """Returns that another key has one of these values, as the reason."""
 
     def reason(experiment: Experiment, value: Any) -> str | bool:
         other = _at(experiment, key.split("."))
@@ -88,7 +89,8 @@ def _past_the_end(experiment: Experiment, value: int) -> str | bool:
 
 
 def _past_the_evaluations(experiment: Experiment, plateau: int) -> str | bool:
-    """Returns the evaluations during training if they are too few for a plateau: the first gives the best scores."""
+    """Returns the number of evaluations during training as the reason, if they are too few for a plateau. The first one
+    only sets the best scores."""
     every, steps = experiment.evaluation.every_steps, experiment.training.steps
     counted = len(range(every, steps, every)) if every else 0
     return plateau >= counted > 0 and f"{plateau} after the first of {counted} evaluations before the last step"
@@ -127,7 +129,7 @@ def _read_as_bounds(_: Experiment, clip: Any) -> str | bool:
 
 
 def _unmoved(experiment: Experiment, every: float | ValueSchedule, unit: str, in_a_step: int) -> str | bool:
-    """Returns the interval of a reference whose first update would come after the end of training; else false."""
+    """Returns the reason if the reference's first update would come after the end of training; else false."""
     update, steps = experiment.reference.update, experiment.training.steps
     points = every.phases() if isinstance(every, ValueSchedule) else set[int]()
     around = {step + beside for step in points for beside in (-1, 0, 1)}
@@ -162,7 +164,7 @@ def _untrusted(experiment: Experiment, trusts: bool) -> str | bool:
 
 
 def _with_both_bounds(experiment: Experiment, bound: float) -> str | bool:
-    """Returns the bounds that replace the short form; false if it is the default of one."""
+    """Returns the bounds that replace the short form `bound`; false if it has its default of 1."""
     correction = experiment.rollout.correction
     given = correction.high is not None and (correction.low is not None or correction.type == "truncate")
     return given and correction.measure == "ratio" and f"{bound:g} with bounds {correction.bounds}"

@@ -1,4 +1,4 @@
-"""Rules for measuring a model as it is."""
+"""Rules for the evaluation of a model without training."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from specs.schema.model import ScratchModel, TrainedTokenizer
 
 
 def context(experiment: Experiment) -> Iterator[Issue]:
-    """A prompt and a whole response have room in the model's context."""
+    """Yields an issue if a prompt and a whole response do not fit into the model's context."""
     tokens = context_length(experiment.model)
     section = "evaluation" if experiment.evaluation.max_response_length else "rollout"
     response = experiment.evaluation.max_response_length or experiment.rollout.max_response_length

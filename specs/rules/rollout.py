@@ -20,15 +20,17 @@ def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
 
 
 def engines(experiment: Experiment) -> Iterator[Issue]:
-    """Engines must be spread evenly over the machines."""
+    """Yields an issue if engines cannot be spread evenly over the machines."""
     count, machines = experiment.rollout.engines, experiment.launcher.engine_machines
     if count % machines:
         given, hint = f"{count} engines on {machines} nodes", "rollout.engines must be a multiple of launcher.nodes"
-        yield Issue("the engines do not divide", ("rollout", "engines"), given=given, hint=hint)
+        yield Issue(
+            "the engines do not divide evenly among the machines", ("rollout", "engines"), given=given, hint=hint
+        )
 
 
 def idle_engines(experiment: Experiment) -> Iterator[Issue]:
-    """An engine without a prompt is idle."""
+    """Yields an issue if an engine would be idle because it gets no prompt."""
     count, prompts = experiment.rollout.engines, experiment.training.prompts_per_step
     if count > prompts:
         hint = "raise training.prompts_per_step, or lower rollout.engines"
@@ -84,8 +86,8 @@ def overlong(experiment: Experiment) -> Iterator[Issue]:
 
 
 def mask_truncated(experiment: Experiment) -> Iterator[Issue]:
-    """Yields issues with masking: a masked response's tokens are not computed, so that they cannot enter a reward or a
-    mean."""
+    """Yields issues with masking. The tokens of a masked response are not computed, so that a reward or a mean cannot
+    include them."""
     objective = experiment.objective
     if experiment.training.mask_truncated and objective.penalizes_reward:
         yield Issue(
@@ -136,7 +138,8 @@ def replayed_routing(experiment: Experiment) -> Iterator[Issue]:
 
 
 def partial(experiment: Experiment) -> Iterator[Issue]:
-    """Responses can continue in the next step only if they are single turns, whose end their own tokens show."""
+    """Yields issues with `partial`. Only responses of a single turn, whose tokens show their end, can continue in the
+    next step."""
     rollout = experiment.rollout
     if not rollout.partial:
         return
@@ -162,7 +165,8 @@ def partial(experiment: Experiment) -> Iterator[Issue]:
 
 
 def summed_divergence(experiment: Experiment) -> Iterator[Issue]:
-    """A divergence that is summed over tokens needs the reference's distribution at every token."""
+    """Yields issues with a divergence that is summed over the vocabulary. It needs the reference's distribution at
+    every token."""
     if (kl := experiment.objective.summed_over) == "sampled":
         return
     path, hint = ("objective", "kl"), "write kl: sampled"

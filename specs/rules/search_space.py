@@ -53,7 +53,7 @@ def warnings_of(space: Space) -> Iterator[Issue]:
 
 
 def describe(searched: Range) -> str:
-    """Returns the values of a parameter in words: `0.05 to 0.5`, `2 to 16 in steps of 2`, `reverse, forward`."""
+    """Describes the values of a parameter: `0.05 to 0.5`, `2 to 16 in steps of 2`, `reverse, forward`."""
     if isinstance(searched, (Choice, Cases)):
         return ", ".join(map(shown, names(searched)))
     low, high = bounds(searched)
@@ -86,7 +86,7 @@ def _repeated(path: str, searched: Range) -> Iterator[Issue]:
 
 
 def _conditions(path: str, space: Space) -> Iterator[Issue]:
-    """Yields the issues of a parameter's single conditions."""
+    """Yields the issues of each condition of a parameter."""
     others = [other for other in space if other != path]
     for parent, condition in space[path].when.items():
         place = ("parameters", path, "when", parent)

@@ -1,4 +1,4 @@
-"""Issues with a study's measures, sampler, pruner and confirmation, and with settings without effect."""
+"""Issues with a study's measures, sampler, pruner and confirmation, and with settings that have no effect."""
 
 import re
 from collections.abc import Iterator
@@ -28,13 +28,13 @@ from specs.study_space import candidates, num_candidates, num_combinations
 EVALUATED = re.compile(r"(mean|pass|maj|score)@[1-9][0-9]{0,3}")
 """Names of measures of an evaluation's answers."""
 _OF_SETS = ("accuracy", "bits_per_byte")
-"""Metrics of sets that are not answered."""
+"""Metrics of sets that are scored by likelihood."""
 LEAST_CAUTIOUS, WELL_CAUTIOUS = 3, 5
 """Numbers of seeds per trial below which `lower_bound` is refused, and below which it is discouraged."""
 
 
 def is_evaluated(measured: Goal | Constraint) -> bool:
-    """Whether an evaluation measures it, on a set; other measures are training metrics."""
+    """Returns whether an evaluation measures it on a set. Other measures are training metrics."""
     return bool(measured.dataset) or EVALUATED.fullmatch(measured.metric) is not None
 
 
@@ -42,11 +42,11 @@ class _Nature(NamedTuple):
     """A sampler's use of spaces and results (Optuna 5.0)."""
 
     learns_from: Literal["all", "finished", "nothing"]
-    """Trials that it learns from: all including pruned ones, finished ones only, or none."""
+    """Trials that the sampler learns from: all including pruned ones, only finished ones, or none."""
     models: bool
-    """Whether it draws at random, or evenly, until it has startup_trials."""
+    """Whether the sampler has a model, and draws at random, or evenly, until it has startup_trials."""
     needs_one_space: bool
-    """Whether it draws parameters at random that not every trial has."""
+    """Whether the sampler draws parameters at random if some trials do not have them."""
 
 
 def _nature(sampler: SearchSampler) -> _Nature:
@@ -66,12 +66,12 @@ def _nature(sampler: SearchSampler) -> _Nature:
 
 
 def issues_of(study: Study, experiment: Experiment) -> list[Issue]:
-    """Returns the errors that make the study impossible; its search space alone is checked before."""
+    """Returns the errors that make the study impossible. Its search space alone is checked before."""
     return [issue for rule in RULES for issue in rule(study, experiment)]
 
 
 def warnings_of(study: Study, experiment: Experiment) -> list[Issue]:
-    """Returns warnings of settings without effect, and of discouraged ones; each names the setting."""
+    """Returns warnings about settings that have no effect or are discouraged. Each names the setting."""
     idle = (issue for rule in IDLE_KNOBS for issue in rule(study))
     return [*idle, *_few_seeds(study, experiment)]
 
@@ -137,7 +137,7 @@ def _measure(measured: Goal | Constraint) -> tuple[str, str]:
 
 
 def _named(measured: Goal | Constraint) -> str:
-    """Name of the measure in records: `kl/reverse`, `mean@4 on held_out`."""
+    """Returns the name of the measure in records: `kl/reverse`, `mean@4 on held_out`."""
     return f"{measured.metric} on {measured.dataset}" if measured.dataset else measured.metric
 
 
@@ -321,7 +321,9 @@ def _idle_sampler(study: Study) -> Iterator[Issue]:
     if sampler.type == "grid" and "seed" in sampler.model_fields_set:
         yield Issue("seed has no effect", ("sampler", "seed"), "grid")
     if nature.learns_from == "nothing" and (study.warm_start.studies or study.warm_start.runs):
-        yield Issue("the sampler learns from no result", ("warm_start",), sampler.type, hint="take tpe, gp or nsga2")
+        yield Issue(
+            "the sampler does not learn from results", ("warm_start",), sampler.type, hint="take tpe, gp or nsga2"
+        )
 
 
 def _idle_trials(study: Study) -> Iterator[Issue]:

@@ -8,7 +8,7 @@ from specs.schema.schedule import ValueSchedule
 
 
 def offload(experiment: Experiment) -> Iterator[Issue]:
-    """Yields issues with offloading: ZeRO moves to the host only state that it shards."""
+    """Yields issues with offloading. ZeRO moves only state that it shards to the host."""
     training = experiment.training
     for name, stages in (("optimizer", (2, 3)), ("parameters", (3,))):
         if getattr(training.offload, name) and training.zero_stage not in stages:
@@ -21,7 +21,7 @@ def offload(experiment: Experiment) -> Iterator[Issue]:
 
 
 def offload_while_sampling(experiment: Experiment) -> Iterator[Issue]:
-    """Yields issues with offloading while sampling: the state must be on the GPU, and the sampler must not keep its
+    """Yields issues with offloading while sampling. The state must be on the GPU, and the sampler must not keep its
     memory during updates."""
     offload, rollout = experiment.training.offload, experiment.rollout
     if not offload.leaves_while_sampling:
@@ -52,7 +52,7 @@ def offload_while_sampling(experiment: Experiment) -> Iterator[Issue]:
 
 
 def best_by_accuracy(experiment: Experiment) -> Iterator[Issue]:
-    """Yields issues with accuracy_on: the set must be evaluated during training, at steps that have a checkpoint."""
+    """Yields issues with accuracy_on. The set must be evaluated during training, at steps that have a checkpoint."""
     saved, every = experiment.training.checkpoint, experiment.evaluation.every_steps
     dataset = saved.keep_best.accuracy_on if saved.keep_best else ""
     if not dataset:
@@ -78,7 +78,7 @@ def best_by_accuracy(experiment: Experiment) -> Iterator[Issue]:
 
 
 def ranks(experiment: Experiment) -> Iterator[Issue]:
-    """Yields an issue for more ranks than prompts: each rank samples its own prompts."""
+    """Yields an issue if there are more ranks than prompts, because each rank samples its own prompts."""
     training = experiment.training
     if training.ranks > training.prompts_per_step:
         yield Issue(
@@ -91,7 +91,7 @@ def ranks(experiment: Experiment) -> Iterator[Issue]:
 
 
 def sequence_parallel(experiment: Experiment) -> Iterator[Issue]:
-    """Yields issues with sequence parallelism: ranks share packed rows, in groups of equal size."""
+    """Yields issues with sequence parallelism. Ranks share packed rows, in groups of equal size."""
     training = experiment.training
     size, path = training.sequence_parallel_size, ("training", "sequence_parallel_size")
     if training.ranks % size:

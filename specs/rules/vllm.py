@@ -30,7 +30,7 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
         )
     if colocated and rollout.engines:
         yield Issue(
-            "an engine in the trainer's process is no process of its own",
+            "an engine in the trainer's process is not a separate process",
             ("rollout", "engines"),
             given=f"{rollout.engines} with placement colocated",
             hint="write placement: dedicated, or leave engines out: each rank has one",
@@ -58,7 +58,7 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
         )
     if rollout.kv_cache == "fp8" and experiment.resources.device == "cpu":
         yield Issue(
-            "a cache of eight bits needs a GPU",
+            "an 8-bit cache needs a GPU",
             ("rollout", "kv_cache"),
             given="fp8 with resources.device cpu",
             hint="leave kv_cache out",
@@ -118,7 +118,7 @@ def idle_gpus(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _engines_for(experiment: Experiment, rollout: VllmRollout) -> int:
-    """Returns how many engines the named GPUs are enough for, on all machines."""
+    """Returns the number of engines, over all machines, for which the named GPUs suffice."""
     return len(rollout.engine_gpus) // rollout.tensor_parallel_size * experiment.launcher.engine_machines
 
 

@@ -81,8 +81,7 @@ class Spec(BaseModel):
         return plain
 
     def paths(self) -> Iterator[tuple[tuple[str | int, ...], PathKind, str]]:
-        """Yields each path that the section's own fields name: its place in the section, its required kind, and the
-        path."""
+        """Yields each path that the section's own fields name, with its place in the section and its required kind."""
         for name, field in type(self).model_fields.items():
             if kind := path_kind(field):
                 value = getattr(self, name)
@@ -140,7 +139,7 @@ def _as_written(value: Any, annotation: Any) -> Any:
 
 
 def item_of(annotation: Any, index: int) -> Any:
-    """Returns the type of a list's item: the same for all items, or one for each place, as in [step, value]."""
+    """Returns the type of a list's item. It is the same for all items, or differs by place, as in [step, value]."""
     kinds = get_args(annotation)
     return kinds[min(index, len(kinds) - 1)] if ... not in kinds else kinds[0]
 
@@ -184,8 +183,8 @@ class OpenSection(Spec, ABC):
     """Names of the installed packages whose versions determine a variant's results; `python` is the interpreter."""
 
     def identity(self) -> dict[str, Any]:
-        """Returns what `Spec.identity` returns, with the package's version in the tag: a new version is another
-        variant."""
+        """Returns the result of `Spec.identity`, with the package's version in the tag, because a new version is
+        another variant."""
         plain = super().identity()
         return plain | {self.tag: f"{plain[self.tag]} ({self.distribution})"} if self.distribution else plain
 
@@ -220,7 +219,7 @@ RECORDED = {"recorded": True}
 
 @cache
 def _absent(kind: type[OpenSection]) -> type[OpenSection]:
-    """Returns a variant that accepts any keys and does no work, for a variant whose package is not installed."""
+    """Returns a substitute for a variant whose package is not installed. It accepts any keys and does no work."""
     settings = ConfigDict(extra="allow", strict=False)
     annotations = {kind.tag: str, "model_config": ClassVar[ConfigDict]}
     body = {"__module__": __name__, "__annotations__": annotations, "model_config": settings}
@@ -230,7 +229,7 @@ def _absent(kind: type[OpenSection]) -> type[OpenSection]:
 
 
 def execution(default: Any = ..., **constraints: Any) -> Any:
-    """Declares a field that affects where or how work runs and never its results. Fingerprints leave it out."""
+    """Declares a field that affects where or how work runs, but never its results. Fingerprints leave it out."""
     return Field(default, json_schema_extra={"identity": False}, **constraints)
 
 
@@ -264,7 +263,7 @@ def _not_a_flag(value: Any) -> Any:
 
 
 no_flag = BeforeValidator(_not_a_flag)
-"""Validator for a choice between numbers, which would otherwise read `true` as 1."""
+"""Validator for a choice among numbers, which would otherwise accept `true` as 1."""
 
 
 DEFAULT_VARIANT = "x-default-variant"

@@ -1,4 +1,5 @@
-"""Base classes of objectives, with the properties that training, certificates and checks need; and advantages."""
+"""Base classes of objectives, with the properties that training, certificates and checks need. Also the schema of
+advantages."""
 
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, Self, assert_never
@@ -9,22 +10,22 @@ from specs.schema.schedule import ClosedLoop, Schedulable, ValueSchedule, consta
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"]
 Divergence = Literal["forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "jensen_shannon", "none"]
 Direction = Literal["reverse", "forward", "jensen_shannon"]
-"""Kind of a divergence by its expected gradient: an unnormalized one has that of the normalized one."""
+"""Kind of a divergence by its expected gradient. An unnormalized divergence has the gradient of the normalized one."""
 SummedOver = Literal["sampled", "top_k", "full"]
 Level = Literal["token", "sequence"]
 Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "none"]
 Scale = Literal["none", "group_std", "batch_std", "group_mean"]
 KlEstimator = Literal["k1", "k2", "k3"]
 RatioOver = Literal["token", "sequence", "geometric_mean"]
-"""Unit of an importance ratio: a token; a whole response; the geometric mean over a response's tokens."""
+"""Scope of an importance ratio: a token, a whole response, or a response's tokens as their geometric mean."""
 Weight = Annotated[
     float | ValueSchedule | ClosedLoop,
     Schedulable(ge=0, of=("kl/reverse", "kl/forward", "drift/reverse", "drift/forward")),
 ]
 Parameter = Annotated[float | ValueSchedule, Schedulable()]
 Claim = Literal["always", "on_policy", "never"]
-"""When the expected gradient equals the claimed objective's gradient: always; while the policy is the sampling policy;
-never."""
+"""When the expected gradient equals that of the claimed function: always, only while the policy is the sampling policy,
+or never."""
 
 
 def direction_of(divergence: Divergence) -> Direction:
@@ -71,7 +72,7 @@ class BaseObjective(Spec):
     published: ClassVar[dict[str, dict[str, Any]]]
     """Published `advantage` and `reference`, which a spec gets for the keys it leaves out."""
     certified: ClassVar[tuple[dict[str, Any], ...]] = ({},)
-    """Settings that `rpg certify` lists, each by the fields that differ from their defaults."""
+    """Settings that `rpg certify` lists, each given by the fields that differ from their defaults."""
 
     @property
     @abstractmethod
@@ -80,13 +81,13 @@ class BaseObjective(Spec):
 
     @property
     def summed_over(self) -> SummedOver:
-        """Tokens over which the divergence at a state is summed: the sampled one, or several, which takes the
+        """Tokens over which the divergence at a state is summed: the sampled one, or several. Several need the
         reference's distribution."""
         return "sampled"
 
     @property
     def top_k(self) -> int:
-        """Number of the reference's most likely tokens that the divergence is summed over; 0 with any other sum."""
+        """Number of the reference's most likely tokens over which the divergence is summed; 0 with any other sum."""
         return 0
 
     @property
@@ -102,12 +103,12 @@ class BaseObjective(Spec):
 
     @property
     def symbols(self) -> frozenset[str]:
-        """Symbols that its formula reads; empty for an objective that is not a formula."""
+        """Symbols that the objective's formula reads; empty for an objective that is not a formula."""
         return frozenset()
 
     @property
     def without_advantage(self) -> bool:
-        """Whether responses with an advantage of 0 have a gradient."""
+        """Whether responses with an advantage of 0 also have a gradient."""
         return self.needs_reference
 
     @property
@@ -132,7 +133,7 @@ class BaseObjective(Spec):
     @property
     @abstractmethod
     def claim_level(self) -> Level:
-        """Whether the claimed divergence is that of each token or of the whole response."""
+        """Whether the claimed divergence is of each token or of the whole response."""
 
     @property
     def claim_divergence(self) -> Direction:

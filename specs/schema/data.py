@@ -150,5 +150,5 @@ class Data(Spec):
     case, spacing, punctuation and LaTeX markup."""
 
     max_prompt_length: int = Field(1024, ge=1)
-    """Most tokens of a prompt. Training problems with a longer prompt are left out; an evaluation problem with a longer
-    prompt is an error."""
+    """Largest number of tokens of a prompt. Training problems with a longer prompt are left out; an evaluation problem
+    with a longer prompt is an error."""

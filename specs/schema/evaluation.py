@@ -58,7 +58,7 @@ class Evaluation(Spec):
     stop: tuple[StopText, ...] = addition(())
     """Texts that end a response, as with rollout.stop."""
     max_response_length: int = Field(0, ge=0)
-    """Most tokens of a response. 0 means rollout.max_response_length."""
+    """Largest number of tokens of a response. 0 means rollout.max_response_length."""
     confidence: float = Field(0.95, gt=0, lt=1)
     """Confidence level of the intervals."""
     seed: int = Field(0, ge=0)

@@ -24,7 +24,7 @@ class Resources(Spec):
     """Memory of one rank's device in GiB, which the plan compares with its estimate. 0 means that of this machine's
     smallest GPU if ranks run here, else that of an H100 if the model is large."""
     threads: int = Field(0, ge=0)
-    """CPU threads of a rank. 0 divides the machine's cores by the ranks and by the concurrent runs."""
+    """CPU threads of a rank. 0 divides the machine's cores among the ranks and the concurrent runs."""
 
 
 class Record(Spec):
@@ -35,12 +35,12 @@ class Record(Spec):
     """
 
     rollouts: Literal["all", "none"] = execution("all")
-    """Table `rollouts`: a row for each response of training, with its text. none: no texts are kept, nor the texts of
-    tokens.
+    """Table `rollouts`: a row for each response of training, with its text. none: no texts are kept, not even the texts
+    of tokens.
     """
     tokens: Literal["all", "sampled", "none"] = execution("all")
-    """Table `tokens`: a row for each token of all responses, of a sampled share of each step's responses, or of no
-    response."""
+    """Table `tokens`: a row for each token of all responses, of a sampled share of each step's responses, or no
+    rows."""
     sampled_share: float = execution(0.1, gt=0, lt=1)
     """Share of each step's responses whose tokens are recorded with `tokens: sampled`, rounded up. The run's id and the
     step determine which responses."""
@@ -49,7 +49,7 @@ class Record(Spec):
 
     @property
     def share(self) -> float:
-        """Share of a step's responses whose tokens are recorded: 0 to 1."""
+        """Returns the share of a step's responses whose tokens are recorded: 0 to 1."""
         return {"all": 1.0, "sampled": self.sampled_share, "none": 0.0}[self.tokens]
 
 
@@ -64,7 +64,7 @@ class _Sink(Spec):
     """A tracker that receives a run's records: metrics, evaluations, the resolved spec and the final status."""
 
     package: ClassVar[str] = ""
-    """Name of the package that it needs. Empty if it needs only this distribution's packages."""
+    """Name of the package that the sink needs. Empty if it needs only this distribution's packages."""
     extra: ClassVar[str] = ""
     """Extra of this distribution that installs the package."""
 
@@ -184,7 +184,7 @@ class Stages(Spec):
     base: StagePolicy = StagePolicy()
     """Policy for fetching or creating the model, including the warm-up."""
     train: RetriedPolicy = RetriedPolicy()
-    """Policy for reinforcement; a further attempt resumes from the last checkpoint."""
+    """Policy for training. A further attempt resumes from the last checkpoint."""
     evaluate: RetriedPolicy = RetriedPolicy()
     """Policy for evaluating checkpoints."""
     report: StagePolicy = StagePolicy()

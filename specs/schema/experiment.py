@@ -39,9 +39,9 @@ class Matrix(Spec):
     """
 
     product: dict[str, list[Any]] = Field(default_factory=dict)
-    """Path -> values; every combination is used."""
+    """Path -> values. Every combination is used."""
     zip: dict[str, list[Any]] = Field(default_factory=dict)
-    """Path -> values; lists of equal length, used row by row."""
+    """Path -> values. The lists have equal length and are used row by row."""
     labels: tuple[str, ...] = ()
     """Name of each row of `zip` in tables and charts. Empty means the row's values."""
     exclude: tuple[dict[str, Any], ...] = ()
@@ -59,7 +59,7 @@ class Experiment(Spec):
     seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**32)], ...], BeforeValidator(_listed)] = Field(
         (0,), min_length=1
     )
-    """Seeds of the prompt order and the sampling; each is one run."""
+    """Seeds of the prompt order and the sampling. Each seed is one run."""
     matrix: Matrix | None = None
     """The fields that vary between runs."""
     model: Model
@@ -67,7 +67,7 @@ class Experiment(Spec):
     data: Data
     """Training and evaluation problems."""
     warm_up: WarmUp | None = None
-    """A supervised stage before reinforcement."""
+    """A supervised stage before reinforcement learning."""
     rollout: Rollout = TransformersRollout()
     """How responses are sampled."""
     reward: Reward
@@ -97,7 +97,7 @@ class Experiment(Spec):
 
     @property
     def trains(self) -> bool:
-        """Whether a policy is trained; false for the evaluation of a model without training."""
+        """Whether a policy is trained. False for the evaluation of a model without training."""
         return True
 
     @property
@@ -106,7 +106,7 @@ class Experiment(Spec):
         return self.trains and self.evaluation.drift
 
     def reward_at(self, place: str) -> Reward:
-        """Returns the reward of the set at a place such as `data.train.0`: its own, else the experiment's."""
+        """Returns the reward of the set at a path such as `data.train.0`: the set's own, else the experiment's."""
         return self.own_rewards.get(place, self.reward)
 
     def worst_at(self, place: str) -> float | None:
@@ -114,13 +114,13 @@ class Experiment(Spec):
         return self.reward_at(place).worst_value()
 
     def reward_on(self, dataset: str) -> Reward:
-        """Returns the reward of the evaluation set of a name."""
+        """Returns the reward of the evaluation set with this name."""
         own = (source.reward for source in self.data.evaluation if source.name == dataset)
         return next(own, None) or self.reward
 
     @property
     def own_rewards(self) -> dict[str, Reward]:
-        """Rewards of the sets that have their own, by the set's place, such as `data.train.0`."""
+        """Returns the rewards of the sets that have their own, by the set's path, such as `data.train.0`."""
         return {".".join(map(str, at)): source.reward for at, source in self.sets() if source.reward}
 
     def sets(self) -> Iterator[tuple[Path, Source]]:
@@ -139,7 +139,7 @@ class Experiment(Spec):
 
     @property
     def gpus(self) -> int:
-        """GPUs of the ranks and of dedicated engines on all machines, if they compute on GPUs."""
+        """Returns the number of GPUs of the ranks and dedicated engines on all machines, if they compute on GPUs."""
         engines = self.samplers * self.rollout.gpus_per_sampler if self.launcher.engines_key else 0
         return engines + sum(map(self.gpus_beside, self.launcher.ranks_of_machines(self.training.ranks)))
 
@@ -149,8 +149,8 @@ class Experiment(Spec):
 
     @property
     def samplers(self) -> int:
-        """Number of samplers on all machines. Ranks that share a sampler are on one machine if the sampler is there
-        too."""
+        """Returns the number of samplers on all machines. Ranks that share a sampler are on one machine if the sampler
+        is there too."""
         if self.launcher.engines_key:
             return self.rollout.samplers(self.training.ranks)
         return sum(map(self.sampling.samplers, self.launcher.ranks_of_machines(self.training.ranks)))
@@ -163,15 +163,15 @@ class Experiment(Spec):
 
     @property
     def in_flight(self) -> int:
-        """Responses under way at once with `rollout.partial`, in whole groups: those of a step, or fewer if the
-        samplers hold fewer. The responses of each step depend on it."""
+        """Returns the number of responses that run at once with `rollout.partial`, in whole groups: those of a step, or
+        fewer if the samplers hold fewer. The responses of each step depend on this number."""
         size = self.training.group_size
         held = self.rollout.max_concurrent * self.samplers // size
         return size * max(1, min(self.training.prompts_per_step, held))
 
     @property
     def concurrent_evaluation(self) -> Self:
-        """Spec of the `evaluation.concurrent_ranks` that evaluate checkpoints during training."""
+        """Returns the spec of the `evaluation.concurrent_ranks`, which evaluate checkpoints during training."""
         ranks = self.evaluation.concurrent_ranks
         changes = {
             "training": self.training.model_copy(update={"ranks": ranks, "sequence_parallel_size": 1}),
@@ -182,8 +182,8 @@ class Experiment(Spec):
 
     @property
     def on_all_machines(self) -> Self:
-        """Spec whose ranks check every machine, including machines with engines only; itself if there are no such
-        machines."""
+        """Returns a spec whose ranks check every machine, including machines with engines only; itself if there are no
+        such machines."""
         if not self.launcher.engines_key:
             return self
         launcher, ranks = self.launcher.checking(self.training.ranks)
@@ -206,7 +206,7 @@ class Experiment(Spec):
         )
 
     def at_step(self, step: int, loops: Mapping[Place, float] | None = None) -> Self:
-        """Returns the spec with its values at a step of training; itself if no value changes. `loops`: values of the
+        """Returns the spec with its values at a step of training, or itself if no value changes. `loops`: values of the
         closed loops, see `specs.schema.schedule.at_step`."""
         return at_step(self, step, loops)
 
@@ -222,7 +222,8 @@ class Experiment(Spec):
 
     @property
     def skips_zero_advantage(self) -> bool:
-        """Whether responses without advantage are skipped: the spec asks for it, and it changes no gradient."""
+        """Whether responses without advantage are skipped: the spec asks for it, and it does not change the
+        gradient."""
         training = self.training
         elsewhere = self.objective.without_advantage or largest(training.entropy_coef) or training.router_aux_loss_coef
         return training.skip_zero_advantage and not elsewhere
@@ -236,8 +237,8 @@ class Experiment(Spec):
 
 
 def _with_precision(data: dict[str, Any]) -> dict[str, Any]:
-    """Returns the data with precision bfloat16 if it has `device: cuda` and no precision. The machine that reads the
-    spec makes no difference: with `device: auto` the precision stays float32 everywhere."""
+    """Returns the data with precision bfloat16 if it has `device: cuda` and no precision. The result does not depend on
+    the machine that reads the spec: with `device: auto` the precision stays float32 everywhere."""
     resources, training = data.get("resources"), data.get("training")
     if not isinstance(resources, dict) or not isinstance(training, dict) or "precision" in training:
         return data
@@ -279,7 +280,7 @@ def _same_source(setting: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
 
 
 def published_setting(objective: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Returns the published advantage and reference of an objective as a spec writes it."""
+    """Returns the published advantage and reference of an objective, given as written in a spec."""
     if isinstance(objective, BaseModel):
         return getattr(type(objective), "published", {})
     if not isinstance(objective, dict):

@@ -1,4 +1,4 @@
-"""The schema as paths: its fields and their allowed values. Walks annotations, including unions."""
+"""Lookup in the schema by paths: fields and their allowed values. It walks annotations, including unions."""
 
 import difflib
 import types
@@ -45,7 +45,7 @@ def tag_of(models: Iterable[type[BaseModel]]) -> str | None:
 
 
 def choose(annotation: Any, tag: Any) -> type[BaseModel] | None:
-    """Returns the model of a union whose tag field has this value, if there is one."""
+    """Returns the model, in a union, whose tag field has this value, if there is one."""
     models = [part for part in members(annotation) if is_model(part)]
     name = tag_of(models)
     if name is None:  # a union whose members differ by a required key, such as a study's ranges
@@ -54,7 +54,7 @@ def choose(annotation: Any, tag: Any) -> type[BaseModel] | None:
 
 
 def sections_of(annotations: Iterable[Any], data: Mapping[str, Any]) -> list[type[BaseModel]]:
-    """Returns the possible models of a section's data: the one that its tag chooses, or all if it chooses none."""
+    """Returns the possible models of a section's data: the one that its tag selects, or all if it selects none."""
     models = [annotation for annotation in annotations if is_model(annotation)]
     if len(models) == 1 and is_open(models[0]):
         with suppress(IssueError):
@@ -160,7 +160,7 @@ def _fields_of(annotations: Iterable[Any], section: Mapping[str, Any]) -> dict[s
 
 
 def says(data: Any, path: Path) -> bool:
-    """Returns whether data has a value at the path, directly or through the short form of an enclosing section."""
+    """Returns whether data sets the value at the path, directly or through the short form of an enclosing section."""
     for part in path:
         if isinstance(data, Mapping):
             if part not in data:
@@ -261,7 +261,7 @@ _OURS = {
     "reverse": "rkl",
     "forward": "fkl",
 }
-"""Field's path, or value -> its names in TRL, verl, prime-rl and papers."""
+"""Path of a field, or value -> its names in TRL, verl, prime-rl and papers."""
 _OTHER_NAMES = {other: ours for ours, others in _OURS.items() for other in others.split()}
 _INSTEAD = {
     "ssh": "several machines are a Ray cluster: `ray start` on each, then launcher: {type: ray} (docs/clusters.md)",
@@ -306,7 +306,7 @@ _INSTEAD = {
         ("resume_from_checkpoint", "resume_mode"), "leave it out: `rpg run` again resumes, as `rpg resume`"
     ),
 }
-"""Keys of earlier versions or other frameworks that have no single counterpart -> what to write instead."""
+"""Keys of earlier versions or other frameworks that have no single counterpart -> advice on what to write instead."""
 
 
 def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6, *, root: Any = None) -> str:
@@ -348,8 +348,8 @@ def is_anothers(word: str) -> bool:
 
 
 def elsewhere(word: str, root: Any) -> list[str]:
-    """Returns the dotted paths at which a schema has the field that a word names, in our or another framework's words;
-    at most three."""
+    """Returns at most three dotted paths at which a schema has the field that a word names. The word may be ours or
+    another framework's."""
     if not is_model(root):
         return []
     there, meant = _paths_by_name(root), _OTHER_NAMES.get(word, word)
@@ -361,7 +361,7 @@ def elsewhere(word: str, root: Any) -> list[str]:
 
 @cache
 def _paths_by_name(root: type[BaseModel]) -> dict[str, list[str]]:
-    """Returns name -> dotted paths of the fields of that name, those nearest to the root first; fields inside lists are
+    """Returns name -> dotted paths of the fields with that name, nearest to the root first. Fields inside lists are
     left out."""
     found = {".".join(path): path[-1] for path in sorted(_paths((root,), ()), key=len)}
     return {name: [path for path, last in found.items() if last == name] for name in set(found.values())}
@@ -379,7 +379,8 @@ DOTTED_BELOW = (("matrix", "product"), ("matrix", "zip"), ("overrides",), ("para
 
 
 def split(text: str) -> Path:
-    """Returns `data.train.0.size` as a path; whole numbers are places in a list, and a matrix path stays one key.
+    """Returns `data.train.0.size` as a path. Whole numbers are indices into a list, and a path in a matrix stays one
+    key.
 
     >>> split("data.train.0.size"), split("matrix.product.objective.kl_coef")
     (('data', 'train', 0, 'size'), ('matrix', 'product', 'objective.kl_coef'))
@@ -392,7 +393,7 @@ def split(text: str) -> Path:
 
 
 def unknown(root: type[BaseModel], path: Path) -> Issue | None:
-    """Returns the issue with a path that the schema does not have; None if the schema has it."""
+    """Returns an issue if the schema does not have the path; else None."""
     here: tuple[Any, ...] = (root,)
     for index, part in enumerate(path):
         under = below(here, part)
@@ -422,7 +423,7 @@ def item_at(data: Any, path: Path) -> Any:
 
 
 def no_such_item(data: Any, path: Path) -> Issue | None:
-    """Returns the issue with a path beyond the end of a list of `data`, or into a missing list; else None."""
+    """Returns an issue if a path leads beyond the end of a list of `data`, or into a missing list; else None."""
     for index, part in enumerate(path):
         if isinstance(data, list):
             if not isinstance(part, int) or part >= len(data):
@@ -455,7 +456,7 @@ def number(value: float) -> str:
 
 
 def kind_of(annotation: Any) -> str:
-    """Returns the kind of value, in words."""
+    """Describes the kind of a value."""
     words: list[str] = []
     for part in members(annotation):
         if get_origin(part) is not None and str(get_origin(part)) == "typing.Literal":

@@ -52,11 +52,11 @@ FUNCTIONS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("min", "max"), (2, 8)),
     **dict.fromkeys(("clip", "where"), (3, 3)),
 }
-"""Function -> the least and the most arguments it accepts."""
+"""Function -> smallest and largest number of arguments that it accepts."""
 OVER_TOKENS = ("to_go", "response_mean", "response_sum", "position")
-"""Names that have no meaning if an entry is a whole response."""
+"""Names that are not allowed if an entry is a whole response."""
 MAX_TEXT = 2000
-"""Most characters of a formula."""
+"""Largest number of characters of a formula."""
 MAX_NODES = 300
 MAX_NESTING = 40
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/()., <>=!]")
@@ -94,15 +94,15 @@ class Node:
     value: float = 0.0
     """Value of a number."""
     column: int = field(default=0, compare=False)
-    """Column of its first character in the text, from 1."""
+    """Column of the node's first character in the text, from 1."""
 
     @property
     def is_condition(self) -> bool:
-        """Whether its value is true or false, not a number."""
+        """Whether the node's value is true or false, and not a number."""
         return self.operation in _OF_TRUTHS or self.operation in _COMPARISONS
 
     def names(self) -> Iterator[str]:
-        """Yields its symbols and parameters, once per occurrence."""
+        """Yields the node's symbols and parameters, once per occurrence."""
         if self.name:
             yield self.name
         for argument in self.arguments:
@@ -249,7 +249,7 @@ class _Reader:
         return self._error(f"`{name}` has no meaning at the level of whole responses", column, name, hint=hint)
 
     def _comparison(self, sides: list[tuple[Node, Node]], operators: list[ast.cmpop], column: int) -> Node:
-        """Returns a < b < c as a < b and b < c. The shared side is read, and counted, once for each pair."""
+        """Returns a < b < c as a < b and b < c. The shared side is read, and counted, in each pair."""
         pairs = []
         for pair, operator in zip(sides, operators, strict=True):
             name = _OPERATORS.get(type(operator))
@@ -292,14 +292,14 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 class GradientClaim(Spec):
-    """A claim about a formula's expected gradient: it is that of the expected reward minus a divergence."""
+    """The claim that a formula's expected gradient is that of the expected reward minus a divergence."""
 
     divergence: Divergence = "none"
     """Divergence from the reference policy. none: the gradient is that of the expected reward alone."""
     kl_coef: Annotated[float, Field(ge=0)] | str = 0.0
     """Weight of the divergence: a number, or the name of a parameter."""
     exact: Literal["always", "on_policy"]
-    """When the claim holds. on_policy: while the policy is the sampling policy; always: off policy too."""
+    """When the claim holds. on_policy: while the policy is the sampling policy. always: also off policy."""
 
     @model_validator(mode="after")
     def _weighs(self) -> Self:
@@ -328,8 +328,8 @@ class FormulaObjective(BaseObjective):
 
     type: Literal["formula"] = "formula"
     level: Literal["token", "to_go", "sequence", "geometric_mean"] = "token"
-    """Unit of the symbols: a token, a whole response, or its geometric mean. to_go: a token too, but the claimed
-    divergence is that of the whole response."""
+    """Scope of the symbols: a token, a whole response, or a response's geometric mean. to_go: also a token, but the
+    claimed divergence is that of the whole response."""
     parameters: dict[str, Parameter] = Field(default_factory=dict)
     """Name in the formulas -> number or schedule."""
     weight: str = ""
@@ -376,11 +376,11 @@ class FormulaObjective(BaseObjective):
                 yield Issue("no such parameter", ("claim", "kl_coef"), weighing, known)
             elif smallest(self.parameters[weighing]) < 0:
                 yield Issue(
-                    "must be at least 0", ("parameters", weighing), hint="it weighs the divergence of the claim"
+                    "must be at least 0", ("parameters", weighing), hint="it is the weight of the claim's divergence"
                 )
 
     def tree(self, key: Literal["weight", "loss", "clipped"]) -> Node | None:
-        """Returns the formula under a key; None if it has none."""
+        """Returns the tree of the formula under a key; None if the key has no formula."""
         text = getattr(self, key)
         of_responses = self.level in ("sequence", "geometric_mean")
         return (
@@ -391,11 +391,11 @@ class FormulaObjective(BaseObjective):
 
     @property
     def symbols(self) -> frozenset[str]:
-        """Symbols that occur in its formulas."""
+        """Symbols that occur in the formulas."""
         return frozenset(name for name in self.names() if name in SYMBOLS)
 
     def names(self) -> Iterator[str]:
-        """Yields the symbols and parameters in its formulas, once per occurrence."""
+        """Yields the symbols and parameters in the formulas, once per occurrence."""
         for tree in (self.tree("weight"), self.tree("loss"), self.tree("clipped")):
             yield from tree.names() if tree else ()
 
@@ -411,7 +411,7 @@ class FormulaObjective(BaseObjective):
 
     @property
     def ratio_over(self) -> RatioOver:
-        """Unit of the symbols."""
+        """Scope of the symbols."""
         return "token" if self.level == "to_go" else self.level
 
     @property
@@ -421,7 +421,7 @@ class FormulaObjective(BaseObjective):
 
     @property
     def claim_level(self) -> Level:
-        """`token` at level token, else `sequence`: whose divergence is claimed."""
+        """Whose divergence is claimed: `token` at level token, else `sequence`."""
         return "token" if self.level == "token" else "sequence"
 
     @property

@@ -20,7 +20,7 @@ from specs.secrets import HIDDEN, looks_secret
 VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Pattern of an environment variable's name, also valid in a shell."""
 POOL_NAME = r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?$"
-"""Pattern of a work pool's name, which is part of addresses and of a deployment's name. Empty means the pool `rpg`."""
+"""Pattern of a work pool's name, which occurs in URLs and in a deployment's name. Empty means the pool `rpg`."""
 
 
 class _Launcher(Spec):
@@ -31,8 +31,9 @@ class _Launcher(Spec):
     pool: str = execution("", pattern=POOL_NAME)
     """Prefect work pool for submitted runs. Empty means `rpg`."""
     collective_timeout_seconds: float = execution(900.0, gt=0)
-    """Seconds that a rank waits for another in a collective operation of the learner. Then the attempt fails and names
-    the ranks that did not arrive. Waits for rollouts and judges are limited by `standstill_seconds` instead."""
+    """Seconds that a rank waits for another rank in a collective operation of the learner. After that the attempt fails
+    and names the ranks that did not arrive. Waits for rollouts and judges are limited by `standstill_seconds`
+    instead."""
 
     def issues(self, training: Training) -> Iterator[Issue]:
         """Yields errors that involve several fields and make training impossible. Paths begin at the experiment."""
@@ -45,12 +46,13 @@ class _Launcher(Spec):
 
     @property
     def engine_machines(self) -> int:
-        """Machines over which engines are spread beside ranks. 1 if the engines have separate machines."""
+        """Number of machines with ranks over which engines are spread. 1 if the engines have separate machines."""
         return 1
 
     @property
     def engines_key(self) -> str:
-        """Key that puts dedicated engines on machines without ranks; empty if engines are on the ranks' machines."""
+        """Key of the spec that puts dedicated engines on machines without ranks; empty if engines are on the ranks'
+        machines."""
         return ""
 
     @property
@@ -72,7 +74,7 @@ class _Launcher(Spec):
         return self, ranks
 
     def beside(self, training: Training, ranks: int) -> Self:
-        """Returns the launcher of `ranks` further ranks that work beside training's ranks and engines."""
+        """Returns the launcher for `ranks` further ranks that run beside training's ranks and engines."""
         del training, ranks
         return self
 
@@ -90,8 +92,8 @@ class _Nodes(_Launcher):
     nodes: int = Field(1, ge=1, le=MAX_RANKS)
     """Number of machines; training.ranks must be a multiple."""
     engine_nodes: int = Field(0, ge=0, le=MAX_RANKS)
-    """Number of further machines of the job, for dedicated vLLM engines only, which are spread evenly over them. 0 puts
-    the engines on the ranks' machines."""
+    """Number of further machines, which run only dedicated vLLM engines. The engines are spread evenly over them. 0
+    puts the engines on the ranks' machines."""
     python: str = ""
     """Path of the interpreter on the other machines. Empty means the path of this one."""
     interface: str = ""
@@ -99,12 +101,12 @@ class _Nodes(_Launcher):
     reached. NCCL chooses the fastest by itself, unless NCCL_SOCKET_IFNAME or NCCL_IB_HCA in `environment` overrides
     it."""
     environment: dict[str, str] = Field({})
-    """Environment variables of every rank, e.g. {NCCL_IB_DISABLE: "1"}. Give a secret as a reference, which each
-    machine resolves when ranks start there: env:NAME is a variable of that machine or of this command; file:/PATH is a
-    file's content."""
+    """Environment variables of every rank, e.g. {NCCL_IB_DISABLE: "1"}. Write a secret as a reference, which each
+    machine resolves when ranks start there: env:NAME is a variable of that machine or of this command; file:/PATH is
+    the content of a file."""
     restarts: int = Field(3, ge=0)
-    """Number of times in a row, without a new checkpoint in between, that the run may lose a machine or a rank and
-    resume from its last checkpoint. One more loss is a failure."""
+    """How often in a row, without a new checkpoint in between, the run may lose a machine or a rank and resume from its
+    last checkpoint. One more loss fails the run."""
 
     def ranks_of_machines(self, ranks: int) -> list[int]:
         """Returns the ranks of each node, the same on all."""
@@ -112,11 +114,11 @@ class _Nodes(_Launcher):
 
     @property
     def engine_machines(self) -> int:
-        """The nodes with ranks, unless others are for engines."""
+        """Number of nodes with ranks, or 1 if other nodes are for engines."""
         return 1 if self.engine_nodes else self.nodes
 
     def beside(self, training: Training, ranks: int) -> Self:
-        """Returns the launcher of a separate job, with at most as many ranks on a node as training has."""
+        """Returns the launcher for a separate job with at most as many ranks per node as training has."""
         return self.model_copy(update={"nodes": -(-ranks * self.nodes // training.ranks), "engine_nodes": 0})
 
     @property
@@ -125,8 +127,8 @@ class _Nodes(_Launcher):
         return "engine_nodes" if self.engine_nodes else ""
 
     def checking(self, ranks: int) -> tuple[Self, int]:
-        """Returns a launcher that checks every node, and its ranks: as many on a node with engines as on one with
-        ranks."""
+        """Returns a launcher that checks every node, and its number of ranks. A node with engines gets as many as a
+        node with ranks."""
         nodes = self.nodes + self.engine_nodes
         return self.model_copy(update={"nodes": nodes, "engine_nodes": 0}), ranks // self.nodes * nodes
 
@@ -141,12 +143,13 @@ class _Nodes(_Launcher):
             )
 
     def engines_of_nodes(self, engines: int) -> list[int]:
-        """Returns the number of engines on each of their nodes. If they do not divide evenly, the first nodes have one
-        more."""
+        """Returns the number of engines on each node with engines. If they do not divide evenly, the first nodes have
+        one more."""
         return [(engines + self.engine_nodes - 1 - node) // self.engine_nodes for node in range(self.engine_nodes)]
 
     def issues(self, training: Training) -> Iterator[Issue]:
-        """Yields ranks that do not divide, variables that cannot be set, and secrets written in the spec itself."""
+        """Yields issues with ranks that do not divide evenly, variables that cannot be set, and secrets written in the
+        spec itself."""
         yield from super().issues(training)
         if training.ranks % self.nodes:
             yield Issue(
@@ -180,7 +183,7 @@ class SlurmLauncher(_Nodes):
     partition: str = ""
     """Partition of the job. Empty means Slurm's default."""
     time_limit_minutes: int = Field(0, ge=0)
-    """Minutes that one attempt of the job may take; at the end the run saves its state and is queued again. 0 means the
+    """Minutes that one attempt of the job may take. At the end the run saves its state and is queued again. 0 means the
     partition's limit."""
     stop_before_seconds: int = Field(120, ge=1)
     """Seconds before the time limit at which the trainer gets the signal to save its state. It must exceed the time of
@@ -196,16 +199,17 @@ class SlurmLauncher(_Nodes):
 
     @property
     def asks_for_gpus(self) -> bool:
-        """See above: an option of sbatch does."""
+        """Whether an option of sbatch asks for GPUs."""
         return any(option.startswith(_GPU_OPTIONS) for option in self.options)
 
     def issues(self, training: Training) -> Iterator[Issue]:
-        """Yields a time limit that is too short, and options that are malformed or set by the launcher."""
+        """Yields issues with a time limit that is too short, and options that are malformed or that the launcher
+        sets."""
         yield from super().issues(training)
         limit = self.time_limit_minutes * 60
         if limit and self.stop_before_seconds >= limit:
             given = f"{self.stop_before_seconds} s of {limit} s"
-            yield Issue("no time is left to train in", ("launcher", "stop_before_seconds"), given=given)
+            yield Issue("no time is left for training", ("launcher", "stop_before_seconds"), given=given)
         of_job = "launcher.nodes, .partition and .time_limit_minutes, and training.ranks, say it"
         of_step = "srun starts one task on each node of the job, with its environment"
         for key, set_by_us, hint in (("options", _SET_BY_US, of_job), ("srun_options", _SET_BY_US_OF_SRUN, of_step)):
@@ -240,8 +244,8 @@ class RayLauncher(_Nodes):
     """ray: Ray assigns nodes and GPUs to ranks and engines; this command is a driver of the cluster and stays
     connected."""
     address: str = "auto"
-    """Cluster that this machine is a node of. auto: the one that runs here, or the one in RAY_ADDRESS; else HOST:PORT
-    of its head."""
+    """Cluster that this machine is a node of. auto: the cluster that runs here, or that in RAY_ADDRESS. Otherwise
+    HOST:PORT of the head."""
     cpus_per_rank: float = Field(1.0, gt=0)
     """CPUs that Ray reserves for a rank or an engine."""
     resources: dict[str, float] = Field({})
@@ -258,15 +262,16 @@ class RayLauncher(_Nodes):
     recover_seconds: float = Field(600.0, ge=0)
     """Seconds that a run waits, after it lost nodes, for room for training.ranks again."""
     min_ranks: int = Field(0, ge=0)
-    """Least ranks with which it resumes after that wait; it uses as many as fit. 0 means training.ranks."""
+    """Smallest number of ranks with which the run resumes after that wait. It uses as many as fit. 0 means
+    training.ranks."""
 
     def beside(self, training: Training, ranks: int) -> Self:
-        """Returns the launcher of a separate placement group."""
+        """Returns the launcher for a separate placement group."""
         return super().beside(training, ranks).model_copy(update={"min_ranks": 0})
 
     def issues(self, training: Training) -> Iterator[Issue]:
-        """Yields an invalid address, resources that have their own key, amounts that are not positive, and a min_ranks
-        above training.ranks."""
+        """Yields issues with an invalid address, resources that have their own key, amounts that are not positive, and
+        a min_ranks above training.ranks."""
         yield from super().issues(training)
         if self.min_ranks > training.ranks:
             given = f"{self.min_ranks} of {training.ranks}"
@@ -277,8 +282,8 @@ class RayLauncher(_Nodes):
                 ("launcher", "address"),
                 given=self.address,
                 allowed="auto, or HOST:PORT of its head",
-                hint="start `rpg run` on a node of the cluster, e.g. `kubectl exec -it HEAD-POD -- rpg run FILE`; "
-                "Ray's client (ray://) can neither give orders to a rank that works nor tell of drained nodes",
+                hint="start `rpg run` on a node of the cluster, e.g. `kubectl exec -it HEAD-POD -- rpg run FILE`;"
+                " Ray's client (ray://) can neither signal running ranks nor report drained nodes",
             )
         for name, amount in self.resources.items():
             path = ("launcher", "resources", name)

@@ -14,7 +14,7 @@ _SIZES = {
     *("head_dim", "max_position_embeddings"),
     *("n_embd", "n_inner", "n_layer", "n_head", "n_positions"),
 }
-"""Fields of transformers' decoder configs that are counts: first in the terms of Llama's descendants, then of GPT-2."""
+"""Fields of transformers' decoder configs that are counts: first Llama's names, which most models use, then GPT-2's."""
 
 
 class PretrainedModel(Spec):
@@ -28,7 +28,7 @@ class PretrainedModel(Spec):
 
 
 class ByteTokenizer(Spec):
-    """One token per UTF-8 byte plus padding and end-of-text: nothing to train, any text representable."""
+    """One token per UTF-8 byte, plus padding and end-of-text. It needs no training, and can represent any text."""
 
     type: Literal["bytes"] = "bytes"
 
@@ -38,21 +38,21 @@ class TrainedTokenizer(Spec):
 
     type: Literal["bpe"] = "bpe"
     vocab_size: int = Field(512, ge=260)
-    """Number of tokens, the 256 bytes and two special tokens included."""
+    """Number of tokens, including the 256 bytes and two special tokens."""
 
 
 Tokenizer = Annotated[ByteTokenizer | TrainedTokenizer, Field(discriminator="type")]
 
 
 class ScratchModel(Spec):
-    """An architecture with random weights, its tokenizer included."""
+    """An architecture with random weights, and its tokenizer."""
 
     source: Literal["scratch"] = "scratch"
     model_type: str = "qwen3"
     """A causal language model in transformers: qwen3, llama, gpt2 (tested), ..."""
     config: dict[str, ConfigValue] = Field(default_factory=dict)
-    """Fields of that architecture's transformers config (hidden_size, rope_parameters, ...): any except vocab_size,
-    which comes from the tokenizer."""
+    """Fields of that architecture's transformers config (hidden_size, rope_parameters, ...). vocab_size is not allowed,
+    because it comes from the tokenizer."""
     tokenizer: Tokenizer = ByteTokenizer()
     """How text becomes tokens."""
     seed: int = Field(0, ge=0)
@@ -73,17 +73,17 @@ Model = Annotated[PretrainedModel | ScratchModel, Field(discriminator="source")]
 
 
 class WarmUp(Spec):
-    """Supervised steps on the training set's prompts and answers before any reinforcement."""
+    """Supervised steps on the training set's prompts and answers before reinforcement learning."""
 
     steps: int = Field(ge=1)
-    """Most optimizer updates."""
+    """Largest number of optimizer updates."""
     until_loss: float = Field(0.0, ge=0)
     """Stop once the mean loss of the last 20 updates is at most this, in nats per answer token. 0 takes all steps."""
     batch_size: int = Field(128, ge=1)
     """Examples per update."""
     learning_rate: float = Field(1e-3, gt=0)
-    """Learning rate, reached after `warmup_fraction` of the steps, then constant: a decay to 0 would end in a sharp
-    minimum, which the first updates of reinforcement leave again."""
+    """Learning rate. It is reached after `warmup_fraction` of the steps and then constant, because a decay to 0 would
+    end in a sharp minimum, which the first updates of reinforcement learning leave again."""
     warmup_fraction: float = Field(0.05, ge=0, lt=1)
     """Share of the steps over which the rate rises linearly."""
     weight_decay: float = Field(0.0, ge=0)

@@ -1,4 +1,4 @@
-"""Objectives: one frozen class each, distinguished by `type`. The defaults are the tested settings.
+"""Objectives: a frozen class for each, distinguished by `type`. The defaults are the tested settings.
 
 A new objective is a formula in a spec, or a class here that is in the union at the end, with an equation in
 `rpg/objectives`.
@@ -84,9 +84,9 @@ class RegularizedObjective(BaseObjective):
     """Divergence between policy and reference. forward is KL(reference || policy), reverse KL(policy || reference),
     jensen_shannon the mean of both KLs to the mean of the two policies, with kl full or top_k."""
     estimator: Literal["reinforce", "differentiable"] = "reinforce"
-    """reinforce: -SG(weight) log pi; differentiable: the surrogate itself."""
+    """reinforce: -SG(weight) log pi. differentiable: the surrogate itself, which is differentiated."""
     level: Literal["token", "to_go", "sequence"] = "token"
-    """Unit of the importance ratio and the divergence. to_go: the ratio of a token, which is credited with the
+    """Scope of the importance ratio and the divergence. to_go: the ratio of a token, which is credited with the
     response's divergence from that token on."""
     kl: SummedOver = addition("sampled")
     """Tokens over which the divergence's gradient at a state is summed. sampled: the sampled token, weighted by its
@@ -152,33 +152,33 @@ class RegularizedObjective(BaseObjective):
 
     @property
     def summed_over(self) -> SummedOver:
-        """What `kl` says, if there is a divergence."""
+        """The value of `kl`, if there is a divergence."""
         return self.kl if self.needs_reference else "sampled"
 
     @property
     def top_k(self) -> int:
-        """What `kl_top_k` says, with kl top_k."""
+        """The value of `kl_top_k`, with kl top_k."""
         return self.kl_top_k if self.kl == "top_k" else 0
 
     @property
     def ratio_over(self) -> RatioOver:
-        """Unit of the ratio, from `level`."""
+        """Scope of the ratio, from `level`."""
         return "token" if self.level == "to_go" else self.level
 
     @property
     def exact(self) -> Claim:
-        """When the claim holds. Off policy a clip biases the gradient, and so do the sampling policy's prefixes if the
+        """When the claim holds. Off policy, a clip biases the gradient, and so do the sampling policy's prefixes if the
         divergence is that of the whole response."""
         return "always" if isinstance(self.clip, NoClip) and self.level != "to_go" else "on_policy"
 
     @property
     def claim_level(self) -> Level:
-        """Level of the claim: to_go claims the divergence of the whole response."""
+        """Level of the claim. to_go claims the divergence of the whole response."""
         return "token" if self.level == "token" else "sequence"
 
     @property
     def claim_divergence(self) -> Direction:
-        """Direction of the claim: an unnormalized divergence has the expected gradient of the normalized one."""
+        """Direction of the claim. An unnormalized divergence has the expected gradient of the normalized one."""
         return direction_of(self.divergence)
 
 
@@ -219,18 +219,18 @@ class PublishedObjective(BaseObjective):
 
     @property
     def penalizes_reward(self) -> bool:
-        """Whether the objective has a penalty, and in the reward."""
+        """Whether the objective has a penalty in the reward."""
         return self.kl_in == "reward" and largest(self.kl_coef) > 0
 
     @property
     def penalizes_loss(self) -> bool:
-        """Whether the objective has a penalty, and in the loss."""
+        """Whether the objective has a penalty in the loss."""
         return self.kl_in == "loss" and largest(self.kl_coef) > 0
 
     @property
     def exact(self) -> Claim:
-        """When the claim holds: at most on policy, since the ratio is clipped; with a penalty only if its estimator has
-        the divergence's gradient."""
+        """When the claim holds: at most on policy, because the ratio is clipped. With a penalty, only if its estimator
+        has the divergence's gradient."""
         if largest(self.kl_coef) == 0:
             return "on_policy"
         if self.kl_in == "reward":
@@ -239,7 +239,7 @@ class PublishedObjective(BaseObjective):
 
     @property
     def claim_level(self) -> Level:
-        """Level of the claim: a penalty in the reward charges a token for later tokens too, a penalty in the loss does
+        """Level of the claim. A penalty in the reward also charges a token for later tokens; a penalty in the loss does
         not."""
         return "sequence" if self.kl_in == "reward" else "token"
 
@@ -321,7 +321,7 @@ class Cispo(PublishedObjective):
 
     type: Literal["cispo"] = "cispo"
     max_ratio: DualBound = 5.0
-    """Bound on the ratio: a value, not a margin (TRL's epsilon_high with its loss type cispo)."""
+    """Bound on the ratio. It is a value, not a margin (TRL's epsilon_high with its loss type cispo)."""
 
 
 class Rloo(ClippedPublishedObjective):

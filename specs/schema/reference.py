@@ -52,8 +52,9 @@ class Update(Spec):
 
 
 class Reference(Spec):
-    """behaviour: the policy that sampled the step's rollouts, so no second model; initial: the policy that training
-    began with; snapshot: a copy that `update` moves; model: a frozen model with the policy's tokenizer, a teacher."""
+    """The reference policy. behaviour: the policy that sampled the step's rollouts, which needs no second model.
+    initial: the policy that training began with. snapshot: a copy of the policy that `update` renews. model: a frozen
+    model with the policy's tokenizer (a teacher)."""
 
     source: Literal["behaviour", "snapshot", "initial", "model"] = "behaviour"
     """Policy that serves as the reference."""
@@ -67,6 +68,6 @@ class Reference(Spec):
 
     @property
     def teacher(self) -> PretrainedModel | None:
-        """Model that is the reference; None if the reference comes from the policy, or has no path."""
+        """Returns the model that is the reference; None if the reference comes from the policy, or has no path."""
         named = self.source == "model" and self.path
         return PretrainedModel(path=self.path, revision=self.revision) if named else None

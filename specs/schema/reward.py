@@ -30,8 +30,8 @@ class Reward(OpenSection):
     """Whether the worker process runs in bubblewrap, without a network and without the machine's files. `always` for
     rewards that may run a response's text as code: machines without bubblewrap refuse the reward."""
     sandboxed: ClassVar[bool] = False
-    """Whether it runs programs in `rpg.sandbox.Sandbox`, and nothing outside it that may hang or crash. It then scores
-    in threads of the calling process. Machines without a sandbox refuse the reward."""
+    """Whether the reward runs programs in `rpg.sandbox.Sandbox`, and nothing outside it that may hang or crash. It then
+    scores in threads of the calling process. Machines without a sandbox refuse the reward."""
     waits: ClassVar[bool] = False
     """Whether scores come from a service or from the reward's own process. The reward then has its own scorer (`open`),
     and `score` is never called."""
@@ -40,8 +40,8 @@ class Reward(OpenSection):
     sealed process does not get them."""
 
     graded: ClassVar[bool] = False
-    """Whether its values grade a response instead of marking it right or wrong. Evaluations then have `score@k`, the
-    mean value, and no accuracy."""
+    """Whether the reward's values grade a response instead of marking it right or wrong. Evaluations then have
+    `score@k`, the mean value, and no accuracy."""
     worst: ClassVar[float | None] = None
     """Least value of a graded reward, used for a seed whose training failed. None if there is no least value; then
     nothing is claimed if a seed failed."""
@@ -57,18 +57,18 @@ class Reward(OpenSection):
     """Score only the text after the last `</think>`, without leading white space. If that text contains a `<think>`,
     the thought has no end, and an empty text is scored."""
     timeout_seconds: float = execution(10.0, gt=0)
-    """Seconds that scoring a response may take; then the scorer is stopped."""
+    """Seconds that scoring a response may take. After that the scorer is stopped."""
 
     def parts(self) -> "tuple[Reward, ...]":
-        """Returns the rewards that score: itself, or its terms. They share a worker process."""
+        """Returns the rewards that score: this reward itself, or its terms. They share a worker process."""
         return (self,)
 
     def compares(self) -> bool:
-        """Returns whether a response is scored by comparison with the others of its group."""
+        """Returns whether a response is scored by comparison with the other responses of its group."""
         return any(part is not self and part.compares() for part in self.parts())
 
     def grades(self) -> bool:
-        """Returns whether the reward is graded; for a sum, whether its deciding term is graded."""
+        """Returns whether the reward is graded. For a sum, whether its deciding term is graded."""
         return self.graded
 
     def worst_value(self) -> float | None:
@@ -85,11 +85,12 @@ class Reward(OpenSection):
         return self.largest
 
     def written_in(self) -> tuple[str, ...]:
-        """Returns the files of its code besides its class's module; error messages name lines in them."""
+        """Returns further files of the reward's code, in addition to its class's module. Error messages name lines in
+        them."""
         return ()
 
     def prepare(self) -> None:
-        """Prepares the scoring process, once, before its first response: the place for slow imports."""
+        """Prepares the scoring process, once, before its first response. Slow imports belong here."""
 
     def runs(self, problem: Any) -> bool:  # noqa: ARG002 (for those that override it)
         """Returns whether scoring a response to the problem may run its text as code. Such a response is scored in its

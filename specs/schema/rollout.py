@@ -20,19 +20,21 @@ class DynamicSampling(Spec):
     sampled instead."""
 
     max_batches: int = Field(10, ge=2)
-    """Most rounds of sampling in a step, including the first. Groups still missing are filled with the first discarded
-    ones, so that a step always has prompts_per_step groups."""
+    """Largest number of rounds of sampling in a step, including the first. Groups still missing are filled with the
+    first discarded ones, so that a step always has prompts_per_step groups."""
     refill: Literal["rounds", "stream"] = addition("rounds")
-    """How replacement prompts are sampled. rounds: as many as groups are missing, once a whole round has ended. stream:
-    as soon as a group has ended without variance, and ahead of that. Both keep the same groups, the first in the order
-    of the prompts. A stream is faster if lengths have a long tail, and samples more tokens."""
+    """How replacement prompts are sampled. rounds: as many as groups are missing, after a whole round has ended.
+    stream: as soon as a group has ended with equal scores, and in advance (see oversampling). Both keep the same
+    groups, the first in the order of the prompts. A stream is faster if lengths have a long tail, but samples more
+    tokens."""
     oversampling: float = addition(2.0, ge=1)
-    """Groups sampled at once for each missing one, with `refill: stream`. The inverse of the share of groups whose
-    scores vary is about right. With 1 a group begins only in the place of another."""
+    """Groups sampled at once for each missing group, with `refill: stream`. The inverse of the share of groups whose
+    scores vary is about right. With 1, a group begins only when another was discarded."""
 
 
 class Correction(Spec):
-    """Importance weights learner / engine on each token's loss, which correct for different logprobs of the two."""
+    """Importance weights (learner / engine) on each token's loss, which correct for differences between the logprobs of
+    the two."""
 
     type: Literal["none", "truncate", "mask"] = "none"
     """none: no weights. truncate: the ratio, clamped to [low, high]: truncated importance sampling. mask: the ratio, or
@@ -47,8 +49,8 @@ class Correction(Spec):
     """Upper bound. On a ratio it is at least 1; if left out, bound. On a difference of probabilities it is in [0, 1];
     if left out, 1."""
     over: Literal["token", "sequence", "geometric_mean"] = addition("token")
-    """Unit of the ratio. token: each token. sequence: the whole response, so that each of its tokens has the product of
-    their ratios as weight. geometric_mean: the geometric mean over the response's tokens; with type mask it only
+    """Scope of the ratio. token: each token. sequence: the whole response, so that each of its tokens has the product
+    of their ratios as weight. geometric_mean: the geometric mean over the response's tokens; with type mask it only
     selects responses, whose tokens have their own ratios as weights."""
     measure: Literal["ratio", "probability"] = addition("ratio")
     """Quantity that the bounds apply to. ratio: the learner's probability over the engine's. probability: the learner's
@@ -64,7 +66,7 @@ class Correction(Spec):
 
     @model_validator(mode="after")
     def _around_equal(self) -> Self:
-        """Checks that the bounds include equal probabilities: a ratio of 1, a difference of 0."""
+        """Checks that the bounds include equal probabilities: a ratio of 1, or a difference of 0."""
         of_ratio = self.measure == "ratio"
         equal, least, most = (1.0, 0.0, math.inf) if of_ratio else (0.0, -1.0, 1.0)
         what = "a bound on the ratio" if of_ratio else "a bound on the difference of two probabilities"
@@ -100,13 +102,13 @@ class ToolSection(OpenSection):
     of_function: ClassVar[tuple[str, str]] = ("rpg.tools.tool", "FunctionTool")
 
     immediate: ClassVar[bool] = False
-    """Whether an answer depends on the call alone and takes microseconds. The sampler then waits for it, so that a
+    """Whether an answer depends only on the call and takes microseconds. The sampler then waits for it, so that a
     repeated run is the same in every bit."""
     several: ClassVar[bool] = False
     """Whether it may provide several tools, each with its own name."""
     stateful: ClassVar[bool] = False
     """Whether an answer depends on the earlier calls of its response. A response that is sampled again repeats these
-    calls, though the policy gets the recorded answers."""
+    calls, but the policy gets the recorded answers."""
     sandboxed: ClassVar[bool] = False
     """Whether it runs programs in `rpg.sandbox.Sandbox`. Machines without a sandbox refuse it."""
 
@@ -134,7 +136,7 @@ class UserSection(OpenSection):
     package: ClassVar[str] = "rpg.rollouters.users"
 
     immediate: ClassVar[bool] = False
-    """Whether its remarks depend on the conversation alone and take microseconds. The sampler then waits for them, so
+    """Whether its remarks depend only on the conversation and take microseconds. The sampler then waits for them, so
     that a repeated run is the same in every bit."""
     rewards_turns: ClassVar[bool] = False
     """Whether its remarks reward the policy's turns."""
@@ -144,12 +146,12 @@ class UserSection(OpenSection):
 
     @property
     def remarks(self) -> int | None:
-        """Most remarks in a conversation; None if unknown."""
+        """Largest number of remarks in a conversation; None if unknown."""
         return None
 
     @property
     def own_seconds(self) -> float | None:
-        """Most seconds of a remark, if the user enforces them itself; None if the conversation does."""
+        """Longest time in seconds of a remark, if the user enforces them itself; None if the conversation does."""
         return None
 
     def lacks(self) -> Issue | None:
@@ -193,18 +195,18 @@ class CallRewards(Spec):
     call: float = 0.0
     """Reward of a successful call."""
     error: float = 0.0
-    """Reward of a call answered with an error; a negative value penalises it."""
+    """Reward of a call that is answered with an error. A negative value penalises it."""
 
 
 class TagsFormat(Spec):
-    """Calls between two marks: the text between them is the tool's only argument. The answer follows, and the response
-    continues."""
+    """Calls between two marks. The text between the marks is the tool's only argument. The answer follows, and the
+    response continues."""
 
     type: Literal["tags"] = "tags"
     call: str = Field("<{tool}>{argument}</{tool}>", pattern=r"^.*\S.*\{argument\}.*\S.*$")
-    """Text of a call: {tool} stands for the tool's name, {argument} for its argument."""
+    """Text of a call. {tool} stands for the tool's name, {argument} for its argument."""
     answer: str = Field("<result>{answer}</result>", pattern=r"\{answer\}")
-    """Text that the policy gets; {answer} stands for the tool's answer."""
+    """Text that the policy gets. {answer} stands for the tool's answer."""
 
     def around_call(self, tool: str) -> tuple[str, str]:
         """Returns the marks before and after the argument of a call."""
@@ -232,15 +234,15 @@ class TurnBounds(NamedTuple):
     """Upper bounds on a response of an environment, whatever the policy does."""
 
     turns: int
-    """Most turns of the policy."""
+    """Largest number of turns of the policy."""
     sampled: int
-    """Most tokens that the policy samples."""
+    """Largest number of tokens that the policy samples."""
     given: int
-    """Most tokens that the environment gives."""
+    """Largest number of tokens that the environment gives."""
     length: int
-    """Most tokens in total."""
+    """Largest number of tokens in total."""
     seconds: float = 0.0
-    """Most wall time of waiting for the environment."""
+    """Longest wall time of waiting for the environment."""
 
 
 class Answering(NamedTuple):
@@ -278,12 +280,12 @@ class RollouterSection(OpenSection):
         return None
 
     def answering(self, seconds: float) -> Iterator[Answering]:  # noqa: ARG002 (for those that override it)
-        """Yields its tools and users, each with the result of a query whether it answers within this time."""
+        """Asks each of its tools and users whether it answers within this time. Yields each with the result."""
         yield from ()
 
     @property
     def gives_tokens(self) -> bool:
-        """Whether it gives tokens between turns of the policy."""
+        """Whether this environment writes tokens between the policy's turns."""
         return True
 
     @property
@@ -296,7 +298,8 @@ class RollouterSection(OpenSection):
         return None
 
     def issues(self, max_response_length: int) -> Iterator[Issue]:  # noqa: ARG002 (for those that override it)
-        """Yields settings of it that are impossible in responses of this many tokens. Paths begin at the rollouter."""
+        """Yields issues with settings that are impossible in responses of this many tokens. Paths begin at the
+        rollouter."""
         yield from ()
 
     @abstractmethod
@@ -323,7 +326,7 @@ class Package(NamedTuple):
 
 
 class SamplerSection(Spec):
-    """The rollout section of any sampler, with the properties that the rest of the platform uses.
+    """Base class of the rollout section of every sampler, with the properties that the rest of the platform uses.
 
     A sampler is a subclass here, with its name as the default of a Literal field `engine`, a member of the union
     `Rollout`, and a module `rpg.samplers.ENGINE` with a function `open_sampler`. All other code uses the class
@@ -333,25 +336,26 @@ class SamplerSection(Spec):
     package: ClassVar[Package | None] = None
     """Package that it needs in addition to the trainer's own; None if it needs none."""
     runs_learner_model: ClassVar[bool] = False
-    """Whether it samples from a transformers module in the trainer's process, and so computes logprobs as the learner
-    does. The module is the learner's own if it can read that, else a copy."""
+    """Whether it samples from a transformers module in the trainer's process, and therefore computes logprobs as the
+    learner does. The module is the learner's own if the sampler can use it, else a copy."""
 
     temperature: Annotated[float | ValueSchedule, Schedulable(gt=0)] = 1.0
-    """Divisor of the logits, in the sampler and wherever logprobs are computed."""
+    """Sampling temperature, by which logits are divided, in the sampler and wherever logprobs are computed."""
     top_p: float = addition(1.0, gt=0, le=1)
     """Nucleus sampling: sample from the smallest set of tokens that holds this probability. rollout_logprobs are those
     of the renormalised set, the learner's logprobs those of all tokens."""
     top_k: int = addition(0, ge=0)
     """Sample from this many of the likeliest tokens; the nucleus is taken from these. 0 means all tokens."""
     stop: tuple[StopText, ...] = addition(())
-    """Texts that end a response. The token that completes one is the response's last and counts as any other: the
-    response's text contains the stop text and the rest of that token."""
+    """Texts that end a response. The token that completes such a text is the response's last and counts like any other.
+    The response's text includes the stop text and the rest of that token."""
     max_response_length: int = Field(256, ge=1)
-    """Most tokens of a response, including its end-of-text tokens and the tokens that its environment gives."""
+    """Largest number of tokens of a response, including its end-of-text tokens and the tokens that its environment
+    gives."""
     rollouter: RollouterSection = addition({"type": "single_turn"})
     """Environment of a response, in training and evaluation: a single turn of the policy, or several."""
     dynamic_sampling: DynamicSampling | None = addition(None)
-    """Sample until every group's scores vary. If left out, all groups are used."""
+    """Sample until the scores of every group vary. If left out, all groups are used."""
     correction: Correction = addition(Correction())
     """Importance weights for an engine whose logprobs differ from the learner's."""
     trust_logprobs: bool = addition(False)
@@ -366,28 +370,28 @@ class SamplerSection(Spec):
     weights; another attempt resumes from the checkpoint before. 0 samples under the weights with which the step's
     training begins."""
     partial: bool = addition(False)
-    """Responses that are not done continue in the next step, with max_staleness above 0: sampling for a step ends as
-    soon as prompts_per_step groups have ended, and the others continue under the next weights, from their own tokens.
-    Each token has the logprob and the policy_version of the policy that sampled it. As many responses as a step has are
-    under way at once, if max_concurrent of all samplers allows it. Long responses are trained on later than short ones,
-    with tokens that are up to staleness/max steps old."""
+    """Unfinished responses continue in the next step; needs max_staleness above 0. Sampling for a step ends as soon as
+    prompts_per_step groups have ended. The other groups continue under the next weights, from their own tokens. Each
+    token has the logprob and the policy_version of the policy that sampled it. As many responses as a step has run at
+    once, if max_concurrent of all samplers allows it. Long responses are trained on later than short ones, with tokens
+    that are up to staleness/max steps old."""
     replay_routing: bool = addition(False)
     """For mixtures of experts, with rollouter single_turn: the learner routes each token to the experts that the
-    sampler chose, arXiv:2510.11370; the reference policy chooses its own. Without it, small differences in arithmetic
-    route some tokens to other experts, and their logprobs differ widely, which kl/rollout measures. vLLM reports its
-    routing only on GPUs."""
+    sampler chose, arXiv:2510.11370; the reference policy chooses its own. Without replay, small differences in
+    arithmetic route some tokens to other experts, and their logprobs differ widely, which kl/rollout measures. vLLM
+    reports its routing only on GPUs."""
     max_concurrent: int = execution(256, ge=1)
-    """Most concurrent responses on a rank, or in an engine."""
+    """Largest number of concurrent responses on a rank, or in an engine."""
     engines: int = execution(0, ge=0, le=MAX_RANKS)
-    """Number of engines in the whole run, which may be above or below the number of ranks. Each is a process, on GPUs
-    after those of the ranks or in vLLM's engine_gpus; machines have equally many. Prompts are dealt over them by
-    expected length. A token follows from its prompt, seed and weights, whichever engine samples it. With vLLM,
+    """Number of engines in the whole run, which may be above or below the number of ranks. Each is a process, on the
+    GPUs after those of the ranks or on vLLM's engine_gpus. All machines have the same number. Prompts are distributed
+    over engines by expected length. Prompt, seed and weights determine a token, whichever engine samples it. With vLLM,
     placement is then dedicated if it is left out. 0: with transformers each rank samples by itself; with vLLM each
-    rank, or ranks_per_engine of them, has one."""
+    rank, or each ranks_per_engine ranks, has one engine."""
 
     @property
     def gives_old_logprobs(self) -> bool:
-        """Whether the sampler's own logprobs stand for old_logprobs."""
+        """Whether the sampler's own logprobs are used as old_logprobs."""
         return self.trust_logprobs or self.max_staleness > 0
 
     def reads_learner(self, zero_stage: int) -> bool:
@@ -404,7 +408,7 @@ class SamplerSection(Spec):
         return self.engines > 0
 
     def on_machines(self, count: int) -> Self:
-        """Returns the section of each of several machines, with its part of the engines."""
+        """Returns the section for each of several machines, with the machine's part of the engines."""
         return self.model_copy(update={"engines": self.engines // count})
 
     def gpus(self, ranks: int) -> int:
@@ -414,15 +418,16 @@ class SamplerSection(Spec):
         return max([ranks, *(place + 1 for engine in self.engine_places(ranks) for place in engine)])
 
     def engine_places(self, ranks: int) -> list[tuple[int, ...]]:
-        """Returns the places of each engine's GPUs among the run's, on a machine with this many ranks. An engine has
-        too few if the spec names too few."""
+        """Returns the indices of each engine's GPUs among the run's GPUs, on a machine with this many ranks. An engine
+        has too few if the spec names too few."""
         size, count = self.gpus_per_sampler, self.samplers(ranks)
         places = self.named_places or tuple(range(ranks, ranks + count * size))
         return [places[engine * size : (engine + 1) * size] for engine in range(count)]
 
     @property
     def named_places(self) -> tuple[int, ...]:
-        """Returns the places that the spec names for the engines' GPUs; empty if they are those after the ranks'."""
+        """Returns the indices that the spec names for the engines' GPUs; empty if the engines use the GPUs after the
+        ranks'."""
         return ()
 
     def placement_issues(self, ranks_of_machines: Iterable[int]) -> Iterator[Issue]:
@@ -441,7 +446,7 @@ class SamplerSection(Spec):
 
     @property
     def gpus_per_sampler(self) -> int:
-        """GPUs over which one sampler spreads the weights."""
+        """Number of GPUs over which one sampler spreads the weights."""
         return 1
 
     @property
@@ -462,7 +467,8 @@ class SamplerSection(Spec):
 
     @property
     def memory_share(self) -> float:
-        """Share of a GPU's memory that it takes, weights and cache together; 0 for as much as these need."""
+        """Share of a GPU's memory that the sampler takes for weights and cache together; 0 for as much as these
+        need."""
         return 0.0
 
     @property
@@ -481,7 +487,8 @@ class SamplerSection(Spec):
         return "a smaller rollout.max_concurrent"
 
     def keys_to_lower(self, *, on_cpu: bool) -> list[str]:  # noqa: ARG002  # for samplers of which it matters
-        """Returns the paths of keys whose smaller values leave the sampler more memory without changing its samples."""
+        """Returns the paths of keys that can be lowered to leave the sampler more memory without changing its
+        samples."""
         return ["rollout.max_concurrent", *(["training.microbatch_tokens"] if self.max_staleness else [])]
 
     def logprob_tolerance(self, *, exact: bool) -> float | None:  # noqa: ARG002  # for samplers that are checked
@@ -508,8 +515,8 @@ class TransformersRollout(SamplerSection):
 
 
 class VllmRollout(SamplerSection):
-    """Sampling with vLLM, with an engine for each rank or for several; new weights are loaded and verified after each
-    step."""
+    """Sampling with vLLM, with an engine for each rank or for several ranks. New weights are loaded and verified after
+    each step."""
 
     package = Package(
         name="vLLM",
@@ -522,8 +529,8 @@ class VllmRollout(SamplerSection):
     """colocated: the engine runs in the trainer's process and shares its GPU; dedicated: it has its own process and its
     own GPUs."""
     engine_gpus: tuple[Annotated[int, Field(ge=0)], ...] = execution(())
-    """GPUs of dedicated engines: tensor_parallel_size GPUs for each engine of the machine. A number is a GPU's place,
-    from 0, among the run's GPUs there, of which the ranks' GPUs are the first. Empty means the GPUs after the ranks'.
+    """GPUs of dedicated engines: tensor_parallel_size GPUs for each engine of the machine. A number is a GPU's index,
+    from 0, among the run's GPUs on the machine; the ranks' GPUs come first. Empty means the GPUs after the ranks'.
     Engines may use the GPUs of the ranks that they serve, but then all engines must, with all of their GPUs."""
     tensor_parallel_size: int = execution(1, ge=1, le=MAX_RANKS)
     """GPUs (on a CPU, processes) over which a dedicated engine spreads each weight matrix."""
@@ -533,11 +540,12 @@ class VllmRollout(SamplerSection):
     and weights, and the samples go to the ranks that train on them. A response depends on its prompt and the prompt's
     seed, not on the engine; other responses in its batch may change the last bits of its logprobs."""
     enable_prefix_caching: bool = execution(True)
-    """Keep the states of a prompt for its other responses."""
+    """Keep the cached states of a prompt for its other responses."""
     kv_cache: Literal["auto", "fp8"] = addition("auto")
-    """Type of the cache's keys and values. auto: the model's type. fp8, on GPUs: eight bits each, so that twice as many
-    tokens of a bfloat16 model fit, and long responses are sampled faster. The engine's logprobs then differ more from
-    the learner's: kl/rollout and rollout_ratio/mean measure the difference, and `correction` corrects for it."""
+    """Type of the cache's keys and values. auto: the model's type. fp8, only on GPUs: eight bits per value, so that
+    twice as many tokens of a bfloat16 model fit, and long responses are sampled faster. The engine's logprobs then
+    differ more from the learner's: kl/rollout and rollout_ratio/mean measure the difference, and `correction` corrects
+    for it."""
     sleep: bool | Literal["auto"] = execution("auto")
     """Whether a colocated engine releases its GPU memory to the learner from the end of a step's sampling until it gets
     the next weights. auto: true if the GPU's memory is known (this machine's, or resources.memory_gib with device:
@@ -572,7 +580,7 @@ class VllmRollout(SamplerSection):
 
     @property
     def named_places(self) -> tuple[int, ...]:
-        """Returns the key's value."""
+        """Returns the value of `engine_gpus`."""
         return self.engine_gpus
 
     def share_gpus(self, ranks_of_machines: Iterable[int]) -> set[bool]:
@@ -610,7 +618,7 @@ class VllmRollout(SamplerSection):
 
     @property
     def fewer_gpus(self) -> str:
-        """Hint: ranks may share an engine, and engines may share the ranks' GPUs."""
+        """Hint that ranks may share an engine, and engines may share the ranks' GPUs."""
         fewer = "lower rollout.engines" if self.engines else "raise rollout.ranks_per_engine"
         remedies = (fewer, "name GPUs of the ranks in rollout.engine_gpus")
         return f"{', '.join(remedies)}, or write placement: colocated"
@@ -627,7 +635,7 @@ class VllmRollout(SamplerSection):
 
     @property
     def memory_share(self) -> float:
-        """Share that vLLM takes, all of it at the start."""
+        """Share of the GPU's memory, all of which vLLM takes at the start."""
         has_its_own_gpu = self.placement == "dedicated" and not self.engine_gpus
         return self.memory_fraction or (0.9 if has_its_own_gpu else 0.4)
 
@@ -638,13 +646,13 @@ class VllmRollout(SamplerSection):
 
     @property
     def cache_bytes(self) -> int | None:
-        """1 with `kv_cache: fp8`."""
+        """1 with `kv_cache: fp8`, else None."""
         return 1 if self.kv_cache == "fp8" else None
 
     @property
     def smaller_cache(self) -> str:
-        """Hint: the cache gets the rest of vLLM's share after the weights. A sleeping engine holds no cache during
-        training."""
+        """Hint that the cache gets the rest of vLLM's share after the weights, and that a sleeping engine holds no
+        cache during training."""
         may_sleep = self.placement == "colocated" and not self.sleeps and not self.max_staleness
         return "a smaller rollout.memory_fraction" + (", or rollout.sleep: true" if may_sleep else "")
 

@@ -58,7 +58,7 @@ class ValueSchedule(Spec):
     the value is the first point's, after the last point the last point's."""
     between: Literal["step", "linear", "cosine"] = "step"
     """Interpolation between points. step: a point's value holds until the next point. linear: a straight line. cosine:
-    half a wave, level at both points."""
+    half a cosine wave, flat at both points."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -81,7 +81,8 @@ class ValueSchedule(Spec):
         return value + self._share((step - start) / (end - start)) * (following - value)
 
     def _share(self, progress: float) -> float:
-        """Returns the share of the way from one value to the next, after this share of the steps between them."""
+        """Returns how far the value has moved from one point to the next (0 to 1), after this share of the steps
+        between them."""
         match self.between:
             case "step":
                 return 0.0
@@ -119,9 +120,9 @@ LoopMetric = Literal[
 FOLLOWING = ("objective.kl_coef", "objective.clip.low", "objective.clip.high", "training.entropy_coef")
 """Fields that accept a closed loop."""
 FROM_NOTHING = 1e-3
-"""Start of a loop in a key whose default is 0."""
+"""Start value of a loop in a key whose default is 0."""
 _RANGE = 1000.0
-"""Ratio of the default bounds of a loop to its start."""
+"""Ratio of a loop's default bounds to its start value."""
 
 
 class ClosedLoop(Spec):
@@ -139,9 +140,9 @@ class ClosedLoop(Spec):
     """Name of the metric. kl_coef can follow kl/reverse, kl/forward, drift/reverse and drift/forward (the last two at
     evaluations); entropy_coef entropy; clip.low clip_fraction/low; clip.high clip_fraction/high."""
     start: float | None = Field(None, gt=0)
-    """Value at the first step. If left out, the key's default, or 0.001 if that is 0."""
+    """Value at the first step. If left out, the key's default, or 0.001 if the default is 0."""
     gain: float = Field(0.1, gt=0, le=1)
-    """Relative change of the value per relative error. The value changes by at most 0.2 x gain a step."""
+    """Relative change of the value per relative error. The value changes by at most 0.2 x gain per step."""
     least: float | None = Field(None, gt=0)
     """Smallest value. If left out, a thousandth of the start."""
     most: float | None = Field(None, gt=0)
@@ -166,8 +167,8 @@ class ClosedLoop(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Schedulable:
-    """Annotation of a field that accepts a number, a ValueSchedule or, with `of`, a ClosedLoop: bounds for the number
-    and for every value of the others."""
+    """Annotation of a field that accepts a number, a ValueSchedule or, with `of`, a ClosedLoop. Its bounds apply to the
+    number and to every value of the others."""
 
     gt: float | None = None
     ge: float | None = None
@@ -227,7 +228,7 @@ class Schedulable:
         return core_schema.no_info_before_validator_function(refuse_loop, core_schema.tagged_union_schema(forms, form))
 
     def _issue(self, value: float, kind: type) -> Issue | None:
-        """Returns the issue with one value of a schedule, worded as for a plain number, or None."""
+        """Returns an issue if one value of a schedule is invalid, worded as for a plain number; else None."""
         message = ""
         if kind is int and not value.is_integer():
             message = "must be a whole number"
@@ -301,7 +302,8 @@ Place = tuple[str, ...]
 
 
 def at_step(section: Section, step: int, loops: Mapping[Place, float] | None = None, above: Place = ()) -> Section:
-    """Returns the section with a number in place of each schedule and closed loop; the section itself if it has none.
+    """Returns the section with a number in place of each schedule and closed loop, or the section itself if it has
+    none.
 
     Args:
         loops: values of the closed loops at the step, by path. A missing loop has its start.

@@ -1,4 +1,4 @@
-"""The study: fields of an experiment to search, their ranges, and the measures to optimise."""
+"""The schema of studies: fields of an experiment to search, their ranges, and the measures to optimise."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from specs.schema.fields import nearest
 Bounds = tuple[float, float]
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 LARGEST = 2**53
-"""Largest whole number that a float, as which Optuna stores it, represents exactly."""
+"""Largest whole number that a float represents exactly. Optuna stores whole numbers as floats."""
 Whole = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 WholeBounds = tuple[Whole, Whole]
 Positive = Annotated[int, Field(ge=1)]
@@ -25,7 +25,8 @@ Distance = Annotated[float, Field(ge=0)]
 
 
 def num_steps(low: float, high: float, step: float) -> int:
-    """Returns how often the step fits between the ends, counted in decimals: with floats, 0.3 / 0.1 is below 3."""
+    """Returns how often the step fits between the ends. Computes with decimals, because with floats 0.3 / 0.1 is below
+    3."""
     return int((Decimal(str(high)) - Decimal(str(low))) // Decimal(str(step)))
 
 
@@ -56,7 +57,7 @@ class FloatRange(Spec):
     """Lowest and highest value, both included."""
     step: Distance = 0.0
     """Distance between two candidates, counted from the lowest. 0 allows any number in between. An upper end that is
-    not a multiple of the step away is never tried."""
+    not a whole number of steps above the lower end is never tried."""
     log: bool = False
     """Search the logarithm, for values that span orders of magnitude; needs step 0."""
     when: dict[str, Any] = Field(default_factory=dict)
@@ -124,8 +125,8 @@ _IN_WORDS = re.compile(r"[\[(\s]*([\d.eE+-]*\d)\s*(?:\.\.+|-|,|:|to)\s*([\d.eE+-
 
 
 def _of_a_form(value: Any) -> Any:
-    """Returns a value that has the form of a range, even with errors inside; raises an issue that shows the right form
-    for any other."""
+    """Returns a value if it has the form of a range, even with errors inside. For other values, raises an issue that
+    shows the right form."""
     kind = _kind(value)
     given = value[kind] if kind and isinstance(value, dict) else value
     match kind, given:
@@ -139,10 +140,10 @@ def _of_a_form(value: Any) -> Any:
 
 
 def _in_right_form(value: Any, kind: str, log: str) -> str:
-    """Returns a hint that writes a list or another framework's range in the form of a study; empty for other values."""
-    if isinstance(value, str) and (ends := _IN_WORDS.fullmatch(value)):
+    """Returns a hint that shows a list or another framework's range in a study's form; empty for other values."""
+    if isinstance(value, str) and (words := _IN_WORDS.fullmatch(value)):
         with suppress(ValueError):
-            value = [json.loads(end) for end in ends.groups()]
+            value = [json.loads(end) for end in words.groups()]
     if kind == "choice" and isinstance(value, dict):
         return f"write {{cases: {_flow(value)}}}"
     if isinstance(value, dict):
@@ -189,7 +190,7 @@ def measure_label(metric: str, dataset: str) -> str:
 
 
 class Goal(Spec):
-    """A measure that ranks trials, of the last checkpoint or of training, over a trial's seeds."""
+    """A measure, of the last checkpoint or of training, by which trials are ranked over their seeds."""
 
     dataset: str = ""
     """Evaluation set of the experiment, for mean@k, pass@k, maj@k, score@k and the metrics of sets that are not
@@ -245,7 +246,9 @@ def _rising(rungs: tuple[int, ...]) -> tuple[int, ...]:
     for index, (before, rung) in enumerate(pairwise(rungs), start=1):
         if rung <= before:
             hint = "write the rungs from the first to the last"
-            raise IssueError(Issue("the rungs must rise", (index,), f"{rung} after {before}", f"above {before}", hint))
+            raise IssueError(
+                Issue("the rungs must increase", (index,), f"{rung} after {before}", f"above {before}", hint)
+            )
     return rungs
 
 
@@ -301,7 +304,7 @@ class Patience(Spec):
     patience: int = Field(1, ge=1)
     """Rungs without an improvement after which a trial stops."""
     min_delta: float = Field(0.0, ge=0)
-    """Least improvement that counts, in the goal's unit."""
+    """Smallest improvement that counts, in the goal's unit."""
 
 
 Pruner = Annotated[
@@ -311,7 +314,7 @@ Pruner = Annotated[
 
 
 class Budget(Spec):
-    """Limits of the search in addition to `trials`; 0 means no limit. The confirmation's largest cost, estimated from
+    """Limits of the search in addition to `trials`. 0 means no limit. The confirmation's largest cost, estimated from
     the baseline's, is reserved, but never more than half of a limit. The confirmation itself is not stopped and may
     exceed a limit."""
 
@@ -331,8 +334,8 @@ class Confirmation(Spec):
     """Number of best trials to confirm, ranked by the expectation of the sampler's model if it has one, else by their
     value."""
     seeds: int = Field(5, ge=2)
-    """Most new seeds for each candidate, the same for all. They run in rounds; a candidate that can no longer win, or
-    has won, gets no further seed."""
+    """Largest number of new seeds for each candidate, the same for all. They run in rounds; a candidate that can no
+    longer win, or has won, gets no further seed."""
     dataset: str = ""
     """Evaluation set of the confirmation, preferably one that did not rank the trials. Empty means the goal's."""
 

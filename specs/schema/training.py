@@ -91,7 +91,7 @@ class Schedule(Spec):
     type: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or decayed to 0 at the last update."""
     warmup_updates: int = Field(0, ge=0)
-    """Updates over which the rate rises linearly; that of the first update is above 0."""
+    """Number of updates over which the learning rate rises linearly. That of the first update is above 0."""
 
 
 class Offload(Spec):
@@ -115,7 +115,7 @@ class Offload(Spec):
 
 
 class KeepBest(Spec):
-    """Criterion for the best checkpoint: a metric's mean over the steps since the checkpoint before it, or the accuracy
+    """Criterion for the best checkpoint: a metric's mean over the steps since the previous checkpoint, or the accuracy
     on an evaluation set. Of equally good checkpoints the later one wins."""
 
     metric: GuardableMetric = execution(REWARD.name)
@@ -124,8 +124,8 @@ class KeepBest(Spec):
     """Whether the largest or the smallest mean is best."""
     accuracy_on: str = execution("")
     """Name of an evaluation set. The best checkpoint then has the highest accuracy there, among those evaluated by
-    evaluation.every_steps, and its weights are exported too. It is selected on the same problems, so its accuracy is
-    biased upward. Empty uses the metric."""
+    evaluation.every_steps, and its weights are exported too. It is selected on the same problems, so that its accuracy
+    is biased upward. Empty uses the metric."""
 
     @model_validator(mode="after")
     def _chooses_by_one(self) -> Self:
@@ -167,7 +167,8 @@ class Training(Spec):
     group_size: int = Field(ge=1)
     """Responses sampled for each prompt."""
     minibatches: int = Field(1, ge=1)
-    """Parts of a step's rollouts, one optimizer update each; must divide prompts_per_step x group_size."""
+    """Number of parts of a step's rollouts, each with one optimizer update. Must divide prompts_per_step x
+    group_size."""
     epochs: int = Field(1, ge=1)
     """Passes over a step's rollouts."""
     lora: Lora | None = addition(None)
@@ -182,12 +183,12 @@ class Training(Spec):
     computed tokens, whose share is trained_fraction; an update that could skip all responses computes the shortest one.
     The logprobs of skipped tokens are not recorded."""
     entropy_coef: Annotated[float | ValueSchedule | ClosedLoop, Schedulable(ge=0, of=("entropy",))] = addition(0.0)
-    """Weight of the entropy bonus: the mean entropy of the policy at the sampled tokens, in nats, is added to the
-    objective, averaged as the losses are."""
+    """Weight of the entropy bonus. The mean entropy of the policy at the sampled tokens, in nats, is added to the
+    objective and averaged like the losses."""
     router_aux_loss_coef: float | None = addition(None, ge=0)
-    """Weight of the load-balancing loss of a mixture of experts, the metric `aux_loss`. It is over the sampled tokens
-    that are trained on; the tokens of each expert are counted before the step's updates. If left out, the model's
-    configuration applies: its router_aux_loss_coef if output_router_logits is true, else 0."""
+    """Weight of the load-balancing loss of a mixture of experts (the metric `aux_loss`). The loss is over the sampled
+    tokens that are trained on. The tokens of each expert are counted before the step's updates. If left out, the
+    model's configuration applies: its router_aux_loss_coef if output_router_logits is true, else 0."""
     optimizer: Optimizer = Optimizer()
     """Optimizer of the updates."""
     schedule: Schedule = Schedule()
@@ -205,25 +206,25 @@ class Training(Spec):
     export_every_steps: int = Field(0, ge=0)
     """Steps between exports of weights for evaluation. 0 exports only the last step."""
     microbatch_tokens: int = execution(16384, ge=1)
-    """Most tokens, including padding, of one forward pass on a rank, or on the ranks that share it. A longer response
-    gets its own pass, together with all its parts if an agent splits it. No effect on the gradient."""
+    """Largest number of tokens, including padding, of one forward pass on a rank, or on the ranks that share it. A
+    longer response gets its own pass, together with all its parts if an agent splits it. No effect on the gradient."""
     gradient_reduction: Literal["auto", "float32"] = addition("auto")
-    """Type in which ranks add up their gradients. auto: that of the passes, see `precision`. float32: float32 even for
-    passes in bfloat16, with twice the bytes between ranks and in a bucket, and no rounding of the sum. Its cost on
+    """Type in which ranks add up their gradients. auto: that of the passes; see `precision`. float32: also for passes
+    in bfloat16, which doubles the bytes between ranks and in a bucket, and avoids rounding of the sum. Its cost on
     several GPUs has not been measured."""
     packing: bool = execution(True)
-    """Concatenate the responses of a pass instead of padding them, and compute a prompt once for the responses of its
-    group in the pass, if the model's attention can separate them. No effect on the gradient."""
+    """Concatenate the responses of a pass instead of padding them, and compute a prompt once for all responses of its
+    group in the pass. Needs a model whose attention can separate the sequences. No effect on the gradient."""
     ranks: int = execution(1, ge=1, le=MAX_RANKS)
     """Number of data-parallel processes. The batch stays the same and is split among them."""
     sequence_parallel_size: int = execution(1, ge=1)
-    """Neighbouring ranks that share each sequence (DeepSpeed-Ulysses), each with the activations of its part only, for
-    responses too long for one rank's memory. Must divide ranks and the model's attention heads. No effect on the
-    gradient."""
+    """Number of neighbouring ranks that share each sequence (DeepSpeed-Ulysses), for responses too long for one rank's
+    memory. Each rank has only the activations of its part. Must divide ranks and the model's attention heads. No effect
+    on the gradient."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], no_flag] = execution(0)
     """DeepSpeed ZeRO: 1 shards the optimizer, 2 the gradients as well, 3 the parameters as well. With 3, rank 0 reads
-    the model into host memory, and no GPU has to hold the whole of it. In bfloat16, 0 and 1 run as 2, which accumulates
-    the gradients of an update in float32, each rank its share; otherwise every rank would hold all of them in both
+    the model into host memory, and no GPU has to hold all of it. In bfloat16, 0 and 1 run as 2, in which each rank
+    accumulates its share of an update's gradients in float32; otherwise every rank would hold all of them in both
     types."""
     offload: Offload = execution(Offload())
     """State kept in host memory."""
@@ -237,14 +238,14 @@ class Training(Spec):
     Hopper GPUs, or 4 on Hopper and Blackwell GPUs, if the package is installed and passes a test at the start that
     compares a small row's attention and gradient with PyTorch's; else PyTorch's. No effect elsewhere."""
     gradient_checkpointing: bool | Literal["selective", "auto"] = execution(False)
-    """Recompute activations in the backward pass, for a third more arithmetic. selective: recompute all except the
-    results of matrix products and attention, for little more arithmetic. auto: the first of false, selective and true
-    that fits a GPU of known memory (this machine's, or resources.memory_gib with device: cuda); false on a CPU, true on
-    an unknown GPU. No effect on the gradient."""
+    """Recompute activations in the backward pass, which costs a third more arithmetic. selective: recompute all except
+    the results of matrix products and attention, which costs little. auto: the first of false, selective and true that
+    fits a GPU of known memory (this machine's, or resources.memory_gib with device: cuda); false on a CPU, true on an
+    unknown GPU. No effect on the gradient."""
     checkpoint: Checkpoint = execution(Checkpoint())
     """When the whole state is saved."""
 
     @property
     def deepspeed_stage(self) -> int:
-        """ZeRO stage that DeepSpeed runs, see `zero_stage`."""
+        """Returns the ZeRO stage that DeepSpeed runs; see `zero_stage`."""
         return max(self.zero_stage, 2) if self.precision == "bfloat16" else self.zero_stage

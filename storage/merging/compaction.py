@@ -24,14 +24,14 @@ from storage.segments import BadSegmentError, Segment, run_segments
 from storage.units import KnownSegment
 
 MOST_SMALL = 32
-"""Number of a table's segments from the trainer itself at which they are merged during a run."""
+"""Number of a table's segments, written by the trainer, at which they are merged during a run."""
 LARGEST_BYTES = 1 << 30
 """Size from which a compacted file is not merged further, in bytes."""
 KEEP_SECONDS = 600.0
-"""Seconds for which merged segments stay."""
+"""Seconds for which segments stay after they were merged into another."""
 _ROWS_A_GROUP = 262_144
 REPEATED = ["run_id", "name", "step", "position", "rollout_id", "attempt"]
-"""Columns with repeated values: as dictionaries they are read in half the time, and are no larger."""
+"""Columns with repeated values. They are stored as dictionaries, which take half the time to read and no more space."""
 _STALE_SECONDS = 86_400.0
 """Seconds after which a killed writer's temporary files are deleted."""
 
@@ -85,7 +85,8 @@ def delete_merged(root: Path, run_id: str, keep_seconds: float = KEEP_SECONDS) -
 
 
 def _listed(root: Path, run_id: str) -> tuple[list[Segment], set[str]]:
-    """Returns a run's segments except those of evaluate stages, and the keys of those that were merged into others."""
+    """Returns a run's segments except those of evaluate stages, and the keys of segments that were merged into
+    others."""
     listed = [segment for segment in run_segments(root, run_id) if not segment.is_of_evaluate_stage]
     return listed, merged_away(root, listed)
 
@@ -122,7 +123,7 @@ def _merge_good(root: Path, segments: Sequence[Segment], damaged: list[KnownSegm
 
 
 class _DamagedError(Exception):
-    """A segment cannot be read. The message says why."""
+    """Error for a segment that cannot be read. The message says why."""
 
     def __init__(self, segment: Segment, problem: str) -> None:
         super().__init__(problem)
@@ -130,7 +131,7 @@ class _DamagedError(Exception):
 
 
 def _merge(root: Path, segments: Sequence[Segment]) -> None:
-    """Writes one file with the rows of all segments. At a damaged one, raises _DamagedError and changes nothing."""
+    """Writes one file with the rows of all segments. If one is damaged, raises _DamagedError and changes nothing."""
     in_order = sorted(segments, key=lambda s: (s.parsed.first_step, s.parsed.number, s.parsed.rank))
     names = {segment.name for segment in segments}.union(*(inspect(root, segment).merged for segment in segments))
     schema = arrow_schema(segments[0].table).with_metadata({MERGED: write_merged(names)})

@@ -24,15 +24,17 @@ from storage.segments import BadSegmentError
 from storage.units import UNIT_OF_RUN, KnownSegment, known_segments
 
 SMALL_BYTES = 8 << 20
-"""Size in bytes from which files are in no pack: a query needs far more time for their rows than for their opening."""
+"""Files of at least this size in bytes are not packed, because a query needs far more time to read their rows than to
+open them."""
 FEWEST = 32
-"""Fewest small files of a table outside packs for which a pack is written."""
+"""A pack is written if at least this many small files of a table are not in packs."""
 LARGEST_BYTES = 256 << 20
-"""Most bytes of all files in a pack, which is about its own size."""
+"""Largest number of bytes of all files in a pack, which is about the size of the pack."""
 
 
 def write_packs(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
-    """Packs the small files that are in no pack yet, if they are numerous, together with packs of similar size.
+    """Packs the small files that are not in a pack yet, if there are enough of them, together with packs of similar
+    size.
 
     So a row is rewritten a few times at most.
 
@@ -72,7 +74,8 @@ def _to_pack(connection: duckdb.DuckDBPyConnection, table: str) -> Iterator[list
 
 
 def _loose(connection: duckdb.DuckDBPyConnection, table: str) -> list[KnownSegment]:
-    """Returns a table's small files of ended runs that are in no pack; without segments that are still to be merged."""
+    """Returns a table's small files of ended runs that are not in a pack. Segments that are still to be merged are left
+    out."""
     condition = (
         f"table_name = {quoted(table)} AND problem IS NULL AND pack IS NULL"
         f" AND num_bytes < {SMALL_BYTES}"
@@ -108,8 +111,8 @@ def _write_pack(connection: duckdb.DuckDBPyConnection, root: Path, table: str, m
 
 
 def _rows(root: Path, members: Sequence[KnownSegment], packed: list[str]) -> Iterator[pa.Table]:
-    """Yields the members' rows as one table each, with the present columns and the run from the path. Adds keys to
-    `packed`."""
+    """Yields a table of rows for each member, with the present columns and the run from the member's path. Adds the
+    member's key to `packed`."""
     for segment in (entry.segment for entry in members):
         try:
             rows = read(root, segment)
@@ -129,7 +132,7 @@ def _forget(connection: duckdb.DuckDBPyConnection, packs: Collection[str]) -> No
 
 
 def drop_outdated(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
-    """Removes entries that are outdated after changes of segments: packs, and runs in a pack.
+    """Removes entries of packs, and of runs in packs, that are outdated because segments have changed.
 
     A whole pack is removed when its file is gone, a run in it was deleted, or the rows of half of its runs no longer
     count.

@@ -24,9 +24,9 @@ from storage.errors import QueryError
 _Answer = TypeVar("_Answer")
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _BESIDE_DUCKDB_BYTES = 2**29
-"""Memory of a querying process besides DuckDB's: rows of the answer, threads' stacks."""
+"""Memory in bytes of a querying process in addition to DuckDB's: rows of the answer, and threads' stacks."""
 _STOPPING_SECONDS = 2.0
-"""Seconds to wait for a query to stop: one call of a function on a large value is not interrupted."""
+"""Seconds to wait for a query to stop, because a single call of a function on a large value is not interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Limits:
     seconds: float = 0
     """Seconds within DuckDB. 0 for no limit."""
     memory_bytes: int = 0
-    """Memory of DuckDB, which moves larger data to disk if it can; and of an answer that is kept whole. 0 for a
-    quarter of the memory of this machine, or this container."""
+    """Memory of DuckDB, which moves larger data to disk if it can, and of an answer that is kept whole. 0 for a quarter
+    of the memory of this machine or container."""
 
 
 _scratches: "weakref.WeakSet[Scratch]" = weakref.WeakSet()
@@ -54,7 +54,7 @@ def parse_memory(text: str) -> int:
     """Returns a size such as `4GiB` in bytes. Raises QueryError for an invalid size."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B)", text.strip(), re.IGNORECASE)
     if not match or not float(match[1]):
-        raise QueryError(f"{text!r} is not a size of memory; write it as 4GiB or 500MB")
+        raise QueryError(f"{text!r} is not a memory size; write it as 4GiB or 500MB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -64,8 +64,7 @@ def memory_text(num_bytes: int) -> str:
 
 
 def confine(connection: duckdb.DuckDBPyConnection, root: Path, limits: Limits) -> Callable[[], object]:
-    """Sets a connection's limits, and closes all files but the runs' and their packs to it. Its settings are locked
-    afterwards.
+    """Sets a connection's limits, lets it access only the files of runs and their packs, and locks its settings.
 
     Data that do not fit into memory go to a directory that only this user can read. The returned function removes it;
     call it once the connection is closed. Otherwise it is removed with the connection.
@@ -86,7 +85,7 @@ def confine(connection: duckdb.DuckDBPyConnection, root: Path, limits: Limits) -
 
 @cache
 def default_memory() -> int:
-    """Returns a quarter of the memory of this machine, or this container, in bytes."""
+    """Returns a quarter of the memory of this machine or container, in bytes."""
     with duckdb.connect() as connection:
         return int(memory_limit(connection) / 0.8 / 4)  # DuckDB's own default is 80 %
 
@@ -100,7 +99,7 @@ def memory_limit(connection: duckdb.DuckDBPyConnection) -> int:
 
 @contextlib.contextmanager
 def process_within(limits: Limits) -> Iterator[None]:
-    """Keeps this process, whose only work is a query, within the memory limit (on Linux; elsewhere it does nothing).
+    """Keeps this process, whose only work is a query, within the memory limit. Does nothing except on Linux.
 
     DuckDB counts tables and sorts, but not the values that one call of a function makes: `repeat('a', 10**11)`. Memory
     that the system refuses is an ordinary error of the query.
@@ -122,15 +121,15 @@ class Stopwatch:
     """Runs the parts of one query within its time limit."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, seconds: float) -> None:
-        """`seconds`: for all parts together; 0 for no limit."""
+        """Args: seconds: time limit of all parts together; 0 for no limit."""
         self._connection = connection
         self._seconds = seconds
         self._used = 0.0
         self.stuck = False
-        """Whether a part did not stop on request: its connection is still in use and must not be closed."""
+        """Whether a part did not stop on request. Its connection is then still in use and must not be closed."""
 
     def run(self, part: Callable[[], _Answer]) -> _Answer:
-        """Returns the answer of a part, which runs in a thread of its own, so that Ctrl-C takes effect at once.
+        """Runs a part in its own thread, so that Ctrl-C takes effect at once. Returns the part's answer.
 
         Raises:
             QueryError: the time limit is exceeded.
@@ -147,7 +146,7 @@ class Stopwatch:
             self._stop(answer)
             raise QueryError(
                 f"the query was stopped after {self._seconds:g} seconds, its time limit\n"
-                "  hint: `--timeout SECONDS` gives it more, 0 as long as it takes"
+                "  hint: `--timeout SECONDS` allows more; 0 means no limit"
             ) from None
         except KeyboardInterrupt:
             self._stop(answer)
@@ -166,7 +165,7 @@ class Stopwatch:
 
 
 def exit_if_stuck(code: int) -> None:
-    """Ends this process at once, with this exit code, if a query has not stopped on request; else does nothing.
+    """Ends this process at once, with this exit code, if a query has not stopped on request.
 
     DuckDB's running threads would abort the interpreter at its end, and leave their files on disk.
     """

@@ -1,4 +1,4 @@
-"""Allowed statements: those that read only the record.
+"""Check of statements: only those that read the record are allowed.
 
 DuckDB's settings close the files outside the record, the settings and the extensions: see
 `storage.statements.limits.confine`. This module refuses three kinds of access that DuckDB has no setting for. A
@@ -20,7 +20,7 @@ from storage.errors import QueryError
 _OUTSIDE = "the function `{}` accesses something outside the store; queries can read only the record"
 _SEVERAL = "more than one statement; give them one at a time"
 _PLAIN_NAME = re.compile(r"[\w $-]*")
-"""A name that DuckDB cannot interpret as a file's: file names have a suffix."""
+"""Pattern of names that DuckDB cannot interpret as a file's, because file names have a suffix."""
 _PRAGMAS = {
     "database_size": "FROM pragma_database_size",
     "show_tables": "SHOW TABLES",
@@ -28,7 +28,7 @@ _PRAGMAS = {
     "table_info": "FROM pragma_table_info",
     "version": "FROM pragma_version",
 }
-"""Pragmas about tables, as programs send them -> the equivalent query, up to the name's end."""
+"""Pragmas about tables, as programs send them -> equivalent query, up to the end of the name."""
 _NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 _END_OF_PIVOT_COLUMN = {"using", "group", "order", "limit", ",", ")", ";"}
 _TABLE = """
@@ -41,7 +41,7 @@ TABLE = frozenset(_TABLE.split())
 """Functions that may follow FROM or CALL. The others read files, settings or memory, or write."""
 _REFUSED = "current_setting currval getenv getvariable json_serialize_plan nextval pg_sleep setseed sleep_ms write_log"
 REFUSED = frozenset(_REFUSED.split())
-"""Functions of values that write, wait, or read settings, the environment or files. The others compute."""
+"""Functions of values that write, wait, or read settings, the environment or files. Other functions only compute."""
 
 
 def require_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
@@ -64,7 +64,7 @@ def require_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def _what_runs(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """Returns the statement inside EXPLAIN; for a CALL or a PRAGMA the equivalent query; else the text itself."""
+    """Returns the statement inside EXPLAIN, the query equivalent to a CALL or PRAGMA, else the text itself."""
     tokens = _tokens(sql)
     if not tokens:
         raise QueryError("the query is empty")
@@ -114,7 +114,7 @@ def _with_pivot_columns(sql: str) -> str:
     content, tokens = sql.encode(), _tokens(sql)
     pieces, copied, depth = [], 0, 0
     pivots: list[tuple[int, bool]] = []
-    """Bracket depth of each PIVOT that encloses the present token, and whether its columns are being read."""
+    """Bracket depth of each PIVOT that encloses the current token, and whether its columns are being read."""
     has_values = False
     for start, token in [*tokens, (len(content), ";")]:
         word = token.lower()
@@ -150,7 +150,7 @@ def _no_query(kind: str) -> str:
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yields every object in DuckDB's tree, from the root downwards."""
+    """Yields every object in DuckDB's parse tree, from the root downwards."""
     waiting = [tree]
     while waiting:
         part = waiting.pop()

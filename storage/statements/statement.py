@@ -1,4 +1,4 @@
-"""One running statement: checked, within its limits, its rows in batches."""
+"""Execution of one checked statement, within its limits and with its rows in batches."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +20,7 @@ Params = Sequence[object] | Mapping[str, object]
 
 
 class Statement:
-    """A statement on a snapshot's connection, which runs nothing else until the statement is closed.
+    """A statement on a snapshot's connection. The connection runs nothing else until the statement is closed.
 
     Its rows are read once, as Python values or as Arrow batches: the first without loading Arrow.
     """
@@ -33,7 +33,7 @@ class Statement:
         self.columns: tuple[str, ...] = ()
         """The names of the answer's columns, in order. Names may repeat."""
         self.is_text = False
-        """Whether the rows have one column, with each row's text."""
+        """Whether the rows have a single column with the text of each row."""
         self._open = False
 
     def start(self, sql: str, params: Params, form: Form | None = None) -> None:
@@ -74,8 +74,7 @@ class Statement:
             ) from error
 
     def _as_text(self, sql: str, params: Params, form: Form) -> str | None:
-        """Returns the query that writes the rows of this one as text; None if the columns are not known before it
-        runs."""
+        """Returns the query that writes this query's rows as text; None if the columns are not known before it runs."""
         inner = sql.rstrip("; \n\t")
         try:
             columns = self._connection.execute(f"DESCRIBE {inner}", params or None).fetchall()
@@ -102,7 +101,7 @@ class Statement:
         return reader.schema, iter(lambda: self._within_limits(lambda: next(reader, None)), None)
 
     def table(self) -> "pa.Table":
-        """Returns all rows. Raises like `start`; an answer larger than the memory limit raises QueryError too."""
+        """Returns all rows. Raises like `start`, and QueryError if the answer is larger than the memory limit."""
         import pyarrow as pa
 
         schema, read = self.batches()
@@ -113,7 +112,8 @@ class Statement:
             if num_bytes > self._memory_limit:
                 raise QueryError(
                     f"the answer needs more than {memory_text(self._memory_limit)}, the memory limit\n"
-                    "  hint: `--memory SIZE` allows more; `-o FILE` and `--format csv` do not hold the answer whole"
+                    "  hint: `--memory SIZE` allows more;"
+                    " `-o FILE` and `--format csv` do not keep the whole answer in memory"
                 )
         return pa.Table.from_batches(batches, schema)
 
@@ -128,7 +128,7 @@ class Statement:
         self._snapshot.provide(sql)
 
     def _within_limits(self, part: Callable[[], _Answer]) -> _Answer:
-        """Returns the answer of a part of the work; closes the statement after an error."""
+        """Returns the answer of a part of the work. Closes the statement after an error."""
         try:
             return self._watch.run(part)
         except (duckdb.Error, OSError) as error:
@@ -146,7 +146,8 @@ class Statement:
 
 
 def _from_arrow(error: OSError) -> duckdb.Error:
-    """Returns DuckDB's error behind Arrow's, which occurs while batches are read: the text begins with its kind."""
+    """Returns the DuckDB error behind an Arrow error that occurs while batches are read. The text begins with the
+    error's kind."""
     kind = str(error).partition(":")[0].replace(" ", "").lower().removesuffix("error") + "exception"
     classes = {name.lower(): value for name, value in vars(duckdb).items() if name.endswith("Exception")}
     made: duckdb.Error = classes.get(kind, duckdb.Error)(str(error))

@@ -1,4 +1,4 @@
-"""An answer's rows as text from DuckDB: many times faster than value by value in Python.
+"""Conversion of an answer's rows to text by DuckDB, which is many times faster than value by value in Python.
 
 For the types of the recorded tables, the text equals the text of `pipelines.cli.output` for Python's values.
 `pipelines.cli.output` itself writes an answer with a column of another type, such as a list.
@@ -13,12 +13,14 @@ from storage.database import quoted
 
 Form = Literal["csv", "json", "parquet", "table"]
 _AS_TEXT = r"INTERVAL|TIME_NS|TIMESTAMP_NS|GEOMETRY|VARIANT"
-"""Types whose values neither Python nor Parquet can represent exactly: a month would become thirty days."""
+"""Types whose values neither Python nor Parquet can represent exactly. A month, for example, would become thirty
+days."""
 _NOT_IN = {
     "parquet": re.compile(rf"\b({_AS_TEXT}|TIME WITH TIME ZONE|UHUGEINT|BIT|BIGNUM|UNION)\b|\bHUGEINT\b."),
     "rows": re.compile(rf"\b({_AS_TEXT}|BLOB)\b"),
 }
-"""Types, also nested ones, that are written as DuckDB's text. Only a sum, a HUGEINT, is an integer in Parquet."""
+"""Types, also nested ones, that are written as DuckDB's text. Only a HUGEINT, the type of sums, is an integer in
+Parquet."""
 
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
 _REAL = ("FLOAT", "DOUBLE")
@@ -26,7 +28,7 @@ _TIME = (
     "CASE WHEN isfinite({0}) THEN concat(replace(strftime({0}, '%Y-%m-%dT%H:%M:%S.%f'), '.000000', ''), '+00:00')"
     " ELSE {0}::VARCHAR END"
 )
-"""A time as ISO 8601, with parts of a second if there are any. A connection's times are UTC."""
+"""SQL for a time in ISO 8601, with parts of a second if there are any. A connection's times are UTC."""
 _EMPTY = "''"
 _IN_QUOTES = " OR ".join(f"contains({{0}}, {character})" for character in ("','", "'\"'", "chr(10)", "chr(13)"))
 _CSV: Mapping[str, str] = {
@@ -46,7 +48,7 @@ _JSON: Mapping[str, str] = {
 
 
 def written_by_duckdb(sql: str, columns: Sequence[tuple[str, str]], form: Form) -> str | None:
-    """Returns a query whose only column has each row of `sql` as text: a line of CSV, or an object.
+    """Returns a query whose only column has each row of `sql` as text: a line of CSV, or a JSON object.
 
     Args:
         columns: name and type of each column of `sql`.
@@ -66,12 +68,12 @@ def written_by_duckdb(sql: str, columns: Sequence[tuple[str, str]], form: Form) 
 
 
 def changed_by(form: Form, columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns the columns, by name and type, whose values a form would change: they must be written as text."""
+    """Returns the columns, by name and type, whose values a form would change, so that they must be written as text."""
     return [(name, kind) for name, kind in columns if _read("", kind, form)[1] != kind]
 
 
 def with_texts(sql: str, columns: Sequence[tuple[str, str]], form: Form) -> str:
-    """Returns the query with those columns as text, under the same names."""
+    """Returns the query with these columns as text, under the same names."""
     places = [f"c{index}" for index in range(len(columns))]
     values = [_read(place, kind, form)[0] for place, (_, kind) in zip(places, columns, strict=True)]
     named = [

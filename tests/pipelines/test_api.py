@@ -1,4 +1,4 @@
-"""The door in Python: a spec from a file or a mapping, its plan, its runs and what came of them."""
+"""The Python API: a spec from a file or a mapping, its plan, its runs and their results."""
 
 import json
 import os

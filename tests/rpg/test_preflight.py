@@ -96,7 +96,7 @@ def test_heads_that_ranks_cannot_share_out_are_found(tmp_path: Path) -> None:
 
 def test_an_empty_file_is_found(tmp_path: Path) -> None:
     (error,) = looked_at(tmp_path, "\n", rows(0, 20)).errors
-    assert (error.message, error.path) == ("the set holds no problems", ("data", "train", 0))
+    assert (error.message, error.path) == ("the set has no problems", ("data", "train", 0))
 
 
 @pytest.mark.parametrize("overlap", ["error", "drop"])

@@ -144,7 +144,7 @@ def test_checkpoints_that_turn_out_to_be_one_share_a_row_under_both_names():
     assert labels[2:] == ["ours = small-s0-1234 last, greedy", "ours = small-s0-1234 last, sampled"]
     (warning,) = document.warnings
     assert (warning.line, warning.message) == (6, "the same checkpoint as ours")
-    assert warning.hint == "it is measured once and stands in one row, `ours = small-s0-1234 last`"
+    assert warning.hint == "it is measured once and shown in one row, `ours = small-s0-1234 last`"
     assert load(GOOD).warnings == ()
 
 

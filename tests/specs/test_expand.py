@@ -153,7 +153,7 @@ def test_a_list_where_a_section_belongs_is_told_at_its_line():
 def test_a_clash_between_fields_is_told_at_the_value_that_brings_it():
     matrix = "matrix:\n  product:\n    training.group_size: [4, 5]\n    training.steps: [1, 2]\n"
     assert message(changed("prompts_per_step: 4", "prompts_per_step: 1") + matrix).startswith(
-        "spec.yaml:26: training.minibatches: the batch does not divide (in the run with training.group_size=5)\n"
+        "spec.yaml:26: training.minibatches: the batch does not divide evenly (in the run with training.group_size=5)\n"
         "    26 |     training.group_size: [4, 5]\n"
         "  given: 1 x 5 responses in 2 parts    allowed: 1, 5\n"
     )

@@ -93,7 +93,7 @@ WORD_FOR_WORD = {
     ),
     "a batch that does not divide": (
         changed("minibatches: 2", "minibatches: 3"),
-        "spec.yaml:23: training.minibatches: the batch does not divide\n"
+        "spec.yaml:23: training.minibatches: the batch does not divide evenly\n"
         "    23 |   minibatches: 3\n"
         "  given: 4 x 4 responses in 3 parts    allowed: 1, 2, 4, 8, 16\n"
         "  hint: minibatches must divide prompts_per_step x group_size\n",

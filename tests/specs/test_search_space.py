@@ -249,14 +249,14 @@ def test_a_point_of_a_schedule_that_a_case_gives_is_searched():
 
 def test_every_value_of_a_short_range_is_tried():
     text = message(study("  training.minibatches: {int: [1, 4]}\n"))
-    assert text.startswith("spec.yaml:4: parameters[training.minibatches]: the batch does not divide\n")
+    assert text.startswith("spec.yaml:4: parameters[training.minibatches]: the batch does not divide evenly\n")
     assert "4 x 4 responses in 3 parts" in text
 
 
 def test_a_value_that_spoils_another_field_is_told_at_the_value():
     five = "overrides: {training.prompts_per_step: 5}\n"
     assert message(study("  training.group_size: {choice: [4, 3]}\n") + five) == (
-        "spec.yaml:4: parameters[training.group_size].choice.1: training.minibatches: the batch does not divide "
+        "spec.yaml:4: parameters[training.group_size].choice.1: training.minibatches: the batch does not divide evenly "
         "(with 3)\n"
         "    4 |   training.group_size: {choice: [4, 3]}\n"
         "  given: 5 x 3 responses in 2 parts    allowed: 1, 3, 5, 15\n"
@@ -268,7 +268,7 @@ def test_a_value_that_spoils_another_field_is_told_at_the_value():
 def test_values_that_spoil_a_field_only_together_are_told_with_their_parameters():
     text = study("  training.group_size: {choice: [4, 3]}\n  training.prompts_per_step: {choice: [4, 5]}\n")
     assert message(text) == (
-        "spec.yaml:3: parameters: training.minibatches: the batch does not divide "
+        "spec.yaml:3: parameters: training.minibatches: the batch does not divide evenly "
         "(with training.group_size=3, training.prompts_per_step=5)\n"
         "    3 | parameters:\n"
         "  given: 5 x 3 responses in 2 parts    allowed: 1, 3, 5, 15\n"
@@ -283,7 +283,7 @@ def test_an_override_that_cannot_be_is_told_at_its_line():
     )
     assert "spec.yaml:11: overrides[objective.clip].lo: unknown field\n    11 |   objective.clip: " in message(text)
     divided = message(text.replace("lo: 0.2", "low: 0.2"))
-    assert divided.startswith("spec.yaml:10: overrides[training.minibatches]: the batch does not divide\n")
+    assert divided.startswith("spec.yaml:10: overrides[training.minibatches]: the batch does not divide evenly\n")
 
 
 def test_an_own_value_outside_its_range_is_warned_of():

@@ -100,7 +100,7 @@ def test_a_range_whose_end_cannot_be_is_told_at_the_parameter():
         "  given: 1.4    allowed: a number in (0, 1)\n"
     )
     assert message(changed("[2, 8], step: 2", "[2, 3]")).startswith(
-        "spec.yaml:7: parameters[training.minibatches]: the batch does not divide\n"
+        "spec.yaml:7: parameters[training.minibatches]: the batch does not divide evenly\n"
     )
 
 

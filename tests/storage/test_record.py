@@ -75,7 +75,7 @@ def test_a_record_has_limits(home: Path) -> None:
             record.sql("select count(*) from range(1000000) a, range(1000000) b where a.range * b.range % 7 = 3")
         with pytest.raises(QueryError, match="read-only"):
             record.sql("drop table runs")
-    with pytest.raises(QueryError, match="not a size of memory"):
+    with pytest.raises(QueryError, match="not a memory size"):
         open_record(home, memory="much")
 
 

@@ -26,8 +26,8 @@ def certify(
 ) -> None:
     """Compares the gradient of every objective (or of the spec's) with the exact one, by enumeration.
 
-    A formula is listed beside the built-in objectives that make the same claim, with their bias and variance. Exit code
-    1 if an objective that claims to be exact is not, 2 if that is a formula.
+    A formula is listed beside the built-in objectives that make the same claim, with their bias and variance. Exits 1
+    if an objective's claim to be exact is false, 2 if the false claim is a formula's.
     """
     if file is None and overrides:
         raise typer.BadParameter("it overrides a field of a spec: name the file", param_hint="--set")
@@ -72,8 +72,8 @@ def _catalogue() -> "dict[str, list[Named]]":
 
 
 def _of_spec(file: Path, overrides: list[str]) -> "dict[str, list[Named]]":
-    """Returns heading -> certificates: those of a spec's runs, each once, by the name of the first cell that has it;
-    then those of the built-in objectives with the same claims as its formulas."""
+    """Returns heading -> certificates: first those of the spec's runs, each once, named after the first cell that has
+    it; then those of the built-in objectives with the same claims as its formulas."""
     import json
 
     from pipelines.report.evidence import cell_labels, with_key

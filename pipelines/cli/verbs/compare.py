@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pipelines.report.statistics import Interval
 
 _MOST_FIELDS, _MOST_ROWS = 6, 10
-"""Largest numbers of differing fields and of rows of results (the first ones) on one screen."""
+"""Numbers of differing fields and of rows of results on one screen. The first ones are shown."""
 _FIGURES = 3
-"""Columns of a table for a paper that are there in any case: result, group and value."""
+"""Number of columns that every table for a paper has: result, group and value."""
 _SURE = "accuracy or score that is told from it below (of so many other figures some intervals exclude 0 by chance)"
 
 
@@ -81,8 +81,8 @@ def result_text(comparison: RunComparison, kind: TableFormat, choice: Choice, *,
 
 
 def _by_group(comparison: RunComparison, digits: int | None) -> tuple[list[str], list[list[str]]]:
-    """Returns columns and rows for a paper: result, group, value, interval, difference from the first group, interval;
-    shares in percent."""
+    """Returns columns and rows for a paper: result, group, value, interval, difference from the first group, its
+    interval. Shares are in percent."""
     from pipelines.report.answer import digits_of, figure_and_interval
     from pipelines.report.statistics import Interval
     from rpg.statistics.wording import CHOSEN
@@ -169,7 +169,7 @@ def _print(comparison: RunComparison, names: Sequence[str], choice: Choice, *, w
 
 
 def _on_one_screen(comparison: RunComparison, row: str) -> bool:
-    """Returns whether a row of results is shown on one screen: not pass@k, and not every metric."""
+    """Returns whether a row of results is shown on one screen. pass@k and some metrics are not."""
     from specs.metrics import BY_NAME
 
     others = {f"{outcome.measure} {outcome.dataset}" for outcome in comparison.other_measures}
@@ -193,7 +193,8 @@ def _result_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Tabl
 
 
 def _results(comparison: RunComparison, digits: int | None) -> tuple[list[str], list[list[str]]]:
-    """Returns columns and rows, one a figure; every group but the first also shows its difference from the first."""
+    """Returns columns and rows, one row per figure. Every group but the first also shows its difference from the
+    first."""
     from rpg.statistics.wording import CHOSEN
 
     labels = [group.label for group in comparison.groups]
@@ -254,8 +255,7 @@ def _states(group: Group) -> str:
 def _cell(
     value: Interval, against: Interval | None, digits: int | None, seeds: Sequence[float] = (), *, mark: str = ""
 ) -> str:
-    """Returns a figure with its interval, or else with that of each seed; below it the difference from
-    the first column."""
+    """Returns a figure with its interval, or with one value per seed; below it the difference from the first column."""
     form = "z.4g" if digits is None else f"z.{digits}f"
     text = _interval(value, form)
     if not value.known and len(seeds) > 1:
@@ -282,7 +282,7 @@ def _table(*columns: str) -> Table:
 
 
 def _add(table: Table, *cells: str) -> None:
-    """Adds a row of plain text: brackets in names and values are no markup."""
+    """Adds a row of plain text. Brackets in names and values are not read as markup."""
     from rich.text import Text
 
     table.add_row(*map(Text, cells))

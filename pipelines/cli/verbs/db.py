@@ -27,7 +27,7 @@ def rebuild() -> None:
 def compact(
     runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="None: all.")] = None,
 ) -> None:
-    """Merges the segments of runs that have ended into one file a table and run, so that queries open few files.
+    """Merges the segments of runs that have ended into one file per table and run, so that queries open few files.
 
     Runs do this themselves at their end; this command does it for killed runs, and frees merged segments at once.
     """
@@ -48,8 +48,8 @@ def check(
     full: Annotated[bool, typer.Option(help="Read every file, not only changed ones.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Reports damage to the DuckDB file, its source files or published results, and the consequences for answers. Exit
-    code 1 if anything is damaged."""
+    """Reports damage to the DuckDB file, its source files or published results, and how it affects answers. Exit code 1
+    if anything is damaged."""
     from pipelines.cli.output import print_json
     from pipelines.home.home import Home
     from pipelines.home.results import check_results

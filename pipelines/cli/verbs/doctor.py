@@ -1,4 +1,4 @@
-"""`rpg doctor`: reports the state of the installation; with `--gpu`, whether GPUs meet training's needs."""
+"""`rpg doctor`: reports the state of the installation; with `--gpu`, whether the GPUs can train."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def down() -> None:
-    """Ends the services that `rpg up` started, the databases too; cancels the run that its worker executes."""
+    """Ends the services that `rpg up` started, including databases, and cancels the run that its worker executes."""
     import sys
 
     from pipelines.home.home import Home

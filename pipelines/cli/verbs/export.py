@@ -1,4 +1,4 @@
-"""`rpg export`: writes a run as files that need no part of this platform."""
+"""`rpg export`: writes a run as files that can be read without this platform."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ def export(
         counts = write_export(home, run_id, place)
         typer.echo(f"{place}: " + ", ".join(f"{count} {table}" for table, count in counts.items()))
         if (status := status_of(home, run_id)) not in FINAL:
-            typer.echo(f"{run_id} is {status}: `rpg import` takes it when it was exported after its end", err=True)
+            typer.echo(f"{run_id} is {status}: `rpg import` accepts it only if it is exported after its end", err=True)

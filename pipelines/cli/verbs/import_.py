@@ -11,7 +11,8 @@ import typer
 def import_(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="What `rpg export` has written.")],
 ) -> None:
-    """Imports an exported run, or an experiment's, into this home: every verb then treats it as if it had run here.
+    """Imports an exported run, or all runs of an exported experiment, into this home. Every verb then treats them as if
+    they had run here.
 
     The export is checked file by file first. Exits 1, and changes nothing, if a file is damaged, or if the home has
     another run with that id. Data and base model are not part of an export: stages that need them make them again.

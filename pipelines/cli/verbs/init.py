@@ -51,7 +51,7 @@ def init(
         str, typer.Option(metavar="NAME", help="With a dataset of the Hub: the part to train on, if it is not train.")
     ] = "",
 ) -> None:
-    """Writes a commented spec to start from, the schema with which editors complete it, and a .gitignore.
+    """Writes a commented spec to start from, its schema for completion in editors, and a .gitignore.
 
     Overwrites nothing. With --data the spec uses your own problems.
     """

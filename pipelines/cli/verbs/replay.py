@@ -127,7 +127,7 @@ def _print_heading(replayed: "RunReplay") -> None:
 
 
 def _print_table(replays: Sequence["RunReplay"]) -> None:
-    """Prints one row an objective."""
+    """Prints one row per objective."""
     from pipelines.cli.output import print_table
     from pipelines.replay.page import FIGURES, table
 
@@ -184,7 +184,7 @@ def _gradient_sentence(replayed: "RunReplay") -> str:
     if overall["cosine"] is None:
         return "gradient weights: one of the two objectives has none"
     return (
-        f"gradient weights, one entry a token, aggregation included: cosine {overall['cosine']:.4f},"
+        f"gradient weights, one entry per token, aggregation included: cosine {overall['cosine']:.4f},"
         f" length x{overall['length']:.3g}; {overall['flipped']:.1%} of the tokens change sign,"
         f" {overall['zeroed']:.1%} fall silent, {overall['activated']:.1%} wake"
     )

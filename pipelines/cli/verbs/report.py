@@ -84,7 +84,7 @@ def report(
             page = write_experiment_report(home, name, output)
             record.note_looks([name])
             if others := names_of_others(home, name):
-                typer.echo(f"run with other values too: {', '.join(others)}", err=True)
+                typer.echo(f"also run with other values: {', '.join(others)}", err=True)
         else:
             page = write_run_report(home, run_ids[0], output)
         typer.echo(page)

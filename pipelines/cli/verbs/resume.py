@@ -25,7 +25,7 @@ def resume(
         ),
     ] = 0,
 ) -> None:
-    """Resumes a run from its last checkpoint, with the spec it was started with.
+    """Resumes a run from its last checkpoint, with the spec that it was started with.
 
     For an experiment it resumes the unfinished runs that no process executes, one after another.
 
@@ -54,7 +54,8 @@ def resume(
 
 
 def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
-    """Resumes runs that have not finished and are not executed. Exits with the code of the last one that fails."""
+    """Resumes the runs that have not finished and that no process executes. Exits with the code of the last run that
+    fails."""
     import sys
 
     from pipelines.cli.execute import execute
@@ -84,7 +85,7 @@ def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
 
 
 def _propose_more_steps(home: Home, name: str, run_id: str) -> None:
-    """Prints on stderr how to train more steps than a finished run has; nothing if its spec is not on record."""
+    """Prints on stderr how to train a finished run for more steps; nothing if its spec is not on record."""
     import sys
     from contextlib import suppress
 
@@ -99,8 +100,9 @@ def _propose_more_steps(home: Home, name: str, run_id: str) -> None:
 
 
 def _document_of_all(home: Home, name: str, run_ids: list[str]) -> Document | None:
-    """Returns the document that all these runs were last executed from, if its plan today has exactly these runs: then
-    one command with one answer resumes them. None for an earlier version, which would become the current one."""
+    """Returns the document that all these runs were last executed from, if its present plan has exactly these runs. One
+    command with one answer can then resume them. None for an earlier version, because resuming would make it the
+    current one."""
     from pipelines.planning.plan import make_plan
     from pipelines.prefect.flows.cancel import frozen_document
     from specs.errors import SpecError

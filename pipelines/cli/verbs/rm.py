@@ -41,13 +41,13 @@ def rm(name: RunsName, yes: Yes = False) -> None:
     is_indexed = remove(home, removal)
     typer.echo(f"deleted {what}", err=True)
     if not is_indexed:
-        typer.echo("the index could not be written; `rpg db rebuild` makes it again when there is room", err=True)
+        typer.echo("the index could not be written; `rpg db rebuild` rebuilds it once there is room", err=True)
     if freed := unreferenced(home):
         typer.echo(f"`rpg gc` frees {len(freed)} artifacts that no run needs any more", err=True)
 
 
 def _still_needed(by: Sequence[str]) -> str:
-    """Returns the warning about the runs that need the deleted model."""
+    """Returns a warning about the runs that need the deleted model."""
     lines = [
         f"{_count(len(by))} evaluated these weights or started from them; their records are kept, but the weights"
         " cannot be evaluated again:",

@@ -1,4 +1,4 @@
-"""`rpg run`: an experiment from spec to report, here."""
+"""`rpg run`: runs an experiment on this machine, from spec to report."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def run(
         bool, typer.Option("--accept-code", help="Reuse finished results although the code has changed since.")
     ] = False,
 ) -> None:
-    """Runs the experiment here, with progress on stderr. Finished work is reused.
+    """Runs the experiment on this machine, with progress on stderr. Finished work is reused.
 
     Calls in several shells share the runs, and each waits for work that another holds. Reports to the server that
     `rpg up` started, else to a temporary one, which is not started if everything is finished.
 
     Results of the same spec from code that differs from the code here are not reused unless --accept-code is given; the
-    run's record then says so of each such stage. The code here runs the stages that are still to run.
+    run's record then says so for each such stage. The code here runs the stages that are still to run.
     """
     import time
     from dataclasses import replace

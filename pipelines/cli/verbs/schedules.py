@@ -14,7 +14,7 @@ def schedules(
     profile: Profile = "",
     as_json: AsJson = False,
 ) -> None:
-    """Lists the schedules that `rpg submit --cron` made on the server, times in UTC, or removes one."""
+    """Lists the schedules that `rpg submit --cron` created on the server, with times in UTC, or removes one."""
     import json
 
     from pipelines.home.home import Home

@@ -17,7 +17,7 @@ class Kind(enum.StrEnum):
 
 
 def schema(kind: Annotated[Kind, typer.Argument(help="experiment, study or evaluation")] = Kind.experiment) -> None:
-    """Prints the JSON Schema of a spec file, every field with its documentation."""
+    """Prints the JSON Schema of a spec file, with the documentation of every field."""
     import json
 
     from specs.json_schema import json_schema

@@ -1,4 +1,4 @@
-"""`rpg sql`: one query, a saved one, or a prompt."""
+"""`rpg sql`: runs a query or a saved query, or opens a prompt."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ def cancel(
         typer.Option(help="Cancel on a server, including other users' runs: a Prefect API's URL or a profile's name."),
     ] = "",
 ) -> None:
-    """Stops a study, started or not, wherever its workers are: the state of its training is saved, and the next run or
-    submission continues the study. Exits 1 if it did not stop."""
+    """Stops a study, wherever its workers are and even before it starts. Training saves its state, and the next run or
+    submission continues the study. Exits 1 if the study did not stop."""
     from pipelines.home.home import Home
     from pipelines.prefect.flows.stop import NotStoppedError
     from pipelines.studies.workers import cancel_study
@@ -111,8 +111,8 @@ def cancel(
 
 @group.command()
 def show(name: Name) -> None:
-    """Shows a study on one screen: its answer so far, and a table of the arms on fresh seeds, or of the trials until
-    there are such arms."""
+    """Shows a study on one screen: its answer so far, and a table of the arms on fresh seeds, or of the trials if no
+    arm has run yet."""
     from pipelines.cli.output import print_table
     from pipelines.home.home import Home
     from pipelines.studies.answers.answer import answer
@@ -257,13 +257,13 @@ def _row(home: Home, record: StudyRecord) -> tuple[str, ...]:
 
 
 def _counts(record: StudyRecord) -> str:
-    """Returns the number of ended trials, out of all, by ending."""
+    """Returns how many of the trials have ended, by ending."""
     others = [f"{number} {state}" for state in ("pruned", "failed", "cancelled") if (number := record.count(state))]
     return ", ".join([f"{record.num_ended}/{record.trials_wanted}", *others])
 
 
 def _name(name: str) -> str:
-    """Returns a study's name, from itself or from its file."""
+    """Returns a study's name, given the name or the study's file."""
     if name.endswith((".yaml", ".yml")):
         from specs.loader import load_study
 

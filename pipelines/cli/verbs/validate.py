@@ -25,7 +25,7 @@ def validate(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Checks spec files and describes each. Exit code 2 if anything is wrong with one.
+    """Checks spec files and describes each. Exits 2 if any file has an error.
 
     For a valid file, --deep also reports the problems that a stage would meet: columns, tasks of reasoning_gym and
     their settings, architectures, prompts that are too long. `rpg plan` and the verbs that run it make the same check.
@@ -64,7 +64,7 @@ def validate(
 
 
 def _looked_at(document: Document | StudyDocument) -> list[Issue]:
-    """Returns the warnings about the data and the models of the file's runs. Raises SpecError with their errors.
+    """Returns the warnings about the data and models of the file's runs. Raises SpecError if they have errors.
 
     The runs are planned, so that inputs that this home has made, or has checked before, are not checked again.
     """

@@ -13,8 +13,8 @@ Status = Literal["ok", "failed", "skipped"]
 Figures = dict[str, float | str]
 """Measurements of a check; units are in the names."""
 Scope = Literal["gpu", "host", "all"]
-"""gpu: every rank alone, on its own GPU. host: the first rank of each host, which sees the host's GPUs. all: the ranks
-together, in one process group."""
+"""gpu: every rank runs alone, on its own GPU. host: the first rank of each host runs alone and sees all of the host's
+GPUs. all: the ranks run together, in one process group."""
 
 
 _ENGINE_SECONDS = 1800.0
@@ -46,23 +46,23 @@ class Check:
     function: str
     """`MODULE.FUNCTION` in this folder; it takes a Bench, returns figures, and raises CheckFailedError."""
     about: str
-    """The feature that works if it passes."""
+    """The feature that works if the check passes."""
     remedy: str
-    """Remedy if it fails."""
+    """What to do if the check fails."""
     scope: Scope = "gpu"
     ranks: int = 1
-    """Number of ranks that it needs."""
+    """Number of ranks that the check needs."""
     gpus: int = 0
-    """Number of GPUs that it needs on the host. 0: a CPU is enough."""
+    """Number of GPUs that the check needs on the host. 0: a CPU is enough."""
     package: Literal["", "vllm"] = ""
-    """Optional package that it needs. Empty if it needs none."""
+    """Optional package that the check needs. Empty if it needs none."""
     limit_seconds: float = 180.0
-    """Seconds after which it is killed and has failed. For a check of vLLM: seconds without progress."""
+    """Seconds after which the check is killed and counts as failed. For a check of vLLM: seconds without progress."""
 
     @property
     def most_seconds(self) -> float:
-        """Returns the largest number of seconds that it may take in all. An engine's first start compiles, which may
-        take minutes; its log grows then, or its processes compute."""
+        """Returns the most seconds that the check may take in all. An engine's first start may compile for minutes; its
+        growing log or CPU time counts as progress."""
         return _ENGINE_SECONDS if self.package == "vllm" else self.limit_seconds
 
     def load(self) -> Callable[[Bench], Figures]:
@@ -79,7 +79,7 @@ class Result:
     check: str
     status: Status
     message: str = ""
-    """Reason why it failed or was skipped."""
+    """Reason why the check failed or was skipped."""
     figures: Figures = field(default_factory=dict)
     seconds: float = 0.0
     rank: int = 0

@@ -1,5 +1,5 @@
-"""Engines with their own weights: each loads the learner's, samples with them, and is detected if it
-did not load them."""
+"""Checks of engines with their own weights. Each loads the learner's weights and samples with them; a missed load must
+be detected."""
 
 import math
 import time
@@ -21,7 +21,8 @@ _MAX_LENGTH = 64
 _PROMPTS = ([5, 6, 7], [8], [9] * 20, [3, 4], list(range(2, 12)) * 3)
 _SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_response_length=24)
 _GIVEN_BACK = 0.1
-"""Share of the GPU's memory that an engine of 0.2 must free while asleep, since most of that is its cache."""
+"""Share of the GPU's memory that an engine with a share of 0.2 must free while asleep. Most of its memory is its
+cache."""
 
 
 def colocated(bench: Bench) -> Figures:
@@ -30,7 +31,7 @@ def colocated(bench: Bench) -> Figures:
 
 
 def asleep(bench: Bench) -> Figures:
-    """Checks vLLM in this process, asleep while it does not sample."""
+    """Checks vLLM in this process. The engine sleeps while it does not sample."""
     return _exchange(bench, _vllm(sleep=True))
 
 
@@ -88,7 +89,7 @@ def _load(sampler: Sampler, sentinel: Sentinel, learner: PreTrainedModel, versio
 
 
 def _logprob_difference(sampler: Sampler, sentinel: Sentinel, learner: PreTrainedModel, *, when: str) -> float:
-    """Samples. Returns the largest mean difference of a group's logprobs from the learner's, in nats.
+    """Samples groups. Returns the largest of their mean differences between sampled and learner's logprobs, in nats.
 
     Raises:
         CheckFailedError: the difference exceeds the sentinel's bound; `when` begins its message.
@@ -125,7 +126,7 @@ def _difference(group: RolloutGroup, learner: PreTrainedModel) -> float:
 
 def _memory_given_back(sampler: Sampler, sentinel: Sentinel, learner: PreTrainedModel, device: torch.device) -> Figures:
     """Returns the memory that the engine frees while it sleeps. Checks that the cache's memory stays free after a load
-    of new weights, and that the engine then samples with these, although it freed the previous ones."""
+    of new weights, and that the engine then samples with the new weights."""
     awake, whole = _free(device)
     sampler.sleep()
     sleeping, _ = _free(device)
@@ -135,7 +136,7 @@ def _memory_given_back(sampler: Sampler, sentinel: Sentinel, learner: PreTrained
     if not loaded - awake > _GIVEN_BACK * whole:
         raise CheckFailedError("loading weights also reclaims the cache's memory")
     if not sleeping - awake > _GIVEN_BACK * whole:
-        raise CheckFailedError(f"asleep the engine frees only {(sleeping - awake) / 2**30:.2f} GiB")
+        raise CheckFailedError(f"the sleeping engine frees only {(sleeping - awake) / 2**30:.2f} GiB")
     return {"given_back_gib": (sleeping - awake) / 2**30}
 
 

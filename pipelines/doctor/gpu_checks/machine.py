@@ -33,8 +33,8 @@ def describe(bench: Bench) -> Figures:
             raise CheckFailedError(f"{properties.name} has no bfloat16: write training: {{precision: float32}}")
         if not multiplies_into_float32(device):
             raise CheckFailedError(
-                "this torch has no products of bfloat16 matrices with a float32 result, without which the output head"
-                " takes many times as long"
+                "this torch cannot multiply bfloat16 matrices into a float32 result, without which the output head is"
+                " many times slower"
             )
     else:
         figures |= {"cpu_cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads()}

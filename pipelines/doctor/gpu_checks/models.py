@@ -1,4 +1,4 @@
-"""Models with random weights and responses with random tokens, for work that is real except for its content."""
+"""Models with random weights and responses with random tokens: the work is real, only the content is not."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +66,7 @@ def move(model: PreTrainedModel, seed: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """Number and length of the responses in training, and tokens a pass."""
+    """Number and length of the responses in training, and tokens per pass."""
 
     prompts: int
     group_size: int
@@ -74,7 +74,7 @@ class BatchShape:
     response_length: int
     microbatch_tokens: int
     unequal: bool = False
-    """Whether responses have any length from 1 on; else all have `response_length` tokens."""
+    """Whether lengths are drawn from 1 to `response_length`. Otherwise all responses have `response_length` tokens."""
 
     @property
     def responses(self) -> int:
@@ -83,7 +83,7 @@ class BatchShape:
 
 
 def random_step(vocabulary: int, shape: BatchShape) -> StepRollouts:
-    """Returns a step of random tokens, the same on every rank; each holds all of it."""
+    """Returns a step of random tokens. Every rank holds the whole step."""
     generator = np.random.default_rng(0)
     count = shape.responses
     lengths = np.full(count, shape.response_length, dtype=np.int64)

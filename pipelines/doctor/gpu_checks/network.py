@@ -13,7 +13,7 @@ from pipelines.doctor.gpu_checks.check import Bench, CheckFailedError, Figures
 from rpg.processes import ranks
 
 _SLOW = 0.5
-"""Share of the median of its kind below which a pair is an outlier."""
+"""A pair is an outlier if its rate is below this share of the median of its kind."""
 _BYTES = {"cuda": 2**28, "cpu": 2**22}
 _REPEATS = 5
 
@@ -52,8 +52,8 @@ def all_reduce_between_pairs(bench: Bench) -> Figures:
 
 
 def rounds_of_pairs(hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
-    """Returns the pairs of ranks in each round: first every two of a host, on all hosts at a time, then for every two
-    hosts the first rank of one with the first of the other, the second with the second, and so on.
+    """Returns the pairs of ranks in each round: first all pairs within a host, on all hosts at once; then, for every
+    two hosts, the pairs of ranks with the same index on their host.
 
     That takes about as many rounds as a host has ranks and there are hosts; every two of all ranks would take as many
     as there are ranks.
@@ -78,7 +78,7 @@ def rounds_of_pairs(hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
 
 
 def tournament(size: int) -> list[list[tuple[int, int]]]:
-    """Returns rounds in which every two of `size` ranks meet once, and no rank meets two at a time.
+    """Returns rounds of disjoint pairs in which every two of `size` ranks meet exactly once.
 
     >>> tournament(3)
     [[(1, 2)], [(0, 2)], [(0, 1)]]
@@ -94,7 +94,8 @@ def tournament(size: int) -> list[list[tuple[int, int]]]:
 
 
 def _rate(device: torch.device, group: "dist.ProcessGroup") -> float:
-    """Returns GB/s, as the mean over some all-reduces after one that makes the connection. The sums must be right."""
+    """Returns GB/s, as the mean over some all-reduces, after a first one that opens the connection. The sums must be
+    right."""
     values = torch.ones(_BYTES[device.type] // 4, device=device)
     dist.all_reduce(values, group=group)
     dist.barrier(group=group)

@@ -1,4 +1,4 @@
-"""The trainer's gradients against those of plain PyTorch in float32, one response at a time."""
+"""Comparison of the trainer's gradients with those of plain PyTorch in float32, one response at a time."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,13 @@ Gradients = dict[str, Tensor]
 """Parameter -> its gradient in float32, on the host."""
 _SHAPE = BatchShape(prompts=4, group_size=6, prompt_length=24, response_length=96, microbatch_tokens=512, unequal=True)
 TOLERANCE = 0.05
-"""Norm of the gradient's error in bfloat16 over its norm. On a CPU it is 0.01."""
+"""Largest accepted relative error of the gradient in bfloat16, as norm of the error over norm of the gradient. On a CPU
+it is 0.01."""
 
 
 def gradients_at_every_stage(bench: Bench) -> Figures:
-    """Runs a tiny training step in bfloat16 at each ZeRO stage: the gradient, its norm, and an update
-    that changes weights."""
+    """Runs a tiny training step in bfloat16 at each ZeRO stage. Checks the gradient, its norm, and that the update
+    changes weights."""
     figures: Figures = {}
     step = random_step(TINY["vocab_size"], _SHAPE)
     weights_dir = bench.directory
@@ -67,8 +68,8 @@ def training(precision: str, *, zero_stage: int = 0, packing: bool = True, shape
 
 
 def loss_of(logprobs: Tensor, batch: Microbatch, step: StepRollouts) -> Tensor:
-    """Returns a pass's part of the loss: the mean over all tokens of their logprobs, each times a fixed
-    random weight."""
+    """Returns a pass's part of the loss. The loss is the mean over all tokens of logprob times a fixed random
+    weight."""
     generator = torch.Generator().manual_seed(1)
     weights = batch.look_up(torch.randn(len(step.rollout_logprobs), generator=generator))
     return (weights * logprobs).sum() / len(step.rollout_logprobs)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 5.0
 _COMPUTES = 0.02
-"""CPU seconds a second above which a process counts as computing."""
+"""CPU seconds per second above which a process counts as computing."""
 _LATE_SECONDS = 60.0
 """Seconds by which another rank may finish a check after this one."""
 
@@ -92,8 +92,8 @@ class CheckingRank:
         return Result(check.name, "skipped", reason, rank=self._rank, host=socket.gethostname())
 
     def _make(self, check: Check) -> Result | None:
-        """Runs the check's process. It normally writes its own result; otherwise returns one with the
-        cause of its end."""
+        """Runs the check's process, which normally writes its own result. If it did not, returns a result with the
+        cause of the process's end."""
         directory = self._scratch / check.name / ("all" if check.scope == "all" else str(self._rank))
         directory.mkdir(parents=True, exist_ok=True)
         log = self._out / f"{check.name}-{self._rank:05}.log"
@@ -139,7 +139,7 @@ class CheckingRank:
         return Result(check.name, "failed", message, seconds=seconds, rank=self._rank, host=socket.gethostname())
 
     def _alone(self, check: Check) -> dict[str, str]:
-        """Returns the environment of a rank without others, on its own GPU or with those of its host."""
+        """Returns the environment of a rank that runs alone, with its own GPU or with all GPUs of its host."""
         gpus = self._gpus() if self._device == "cuda" else []
         visible = ",".join(gpus if check.scope == "host" else gpus[self._local_rank : self._local_rank + 1])
         alone = {"WORLD_SIZE": "1", "LOCAL_SIZE": "1", "LOCAL_RANK": "0"}

@@ -22,7 +22,7 @@ ALL = tuple(check.name for check in CHECKS)
 
 
 class NoGpuError(Exception):
-    """Error raised if there is no GPU to check, or all are leased."""
+    """Error raised if there is no GPU to check, or if all GPUs are leased."""
 
 
 def check_gpus(
@@ -51,7 +51,8 @@ def check_gpus(
     on_cpu = experiment.resources.device == "cpu"
     if here and not slots and not on_cpu:
         raise NoGpuError(
-            "no GPU is here: `nvidia-smi` lists none; run it on a GPU node, or give it a spec whose launcher has some"
+            "this machine has no GPU: `nvidia-smi` lists none; run it on a GPU node, or give it a spec whose launcher"
+            " has GPUs"
         )
     ranks = experiment.training.ranks
     with _directory(home) as directory, _leased(slots_wanted("cpu" if on_cpu or not here else "cuda", ranks)) as taken:
@@ -107,7 +108,7 @@ def _on_all(gpus: int) -> Experiment:
 
 @contextmanager
 def _directory(home: Home) -> Iterator[Path]:
-    """Yields a directory that all hosts see, like a run's. Failed checks leave their logs there; else it is deleted."""
+    """Yields a directory that all hosts see, like a run's. It is deleted unless checks fail, whose logs are in it."""
     home.create()
     place = home.root / "gpu-checks"
     place.mkdir(exist_ok=True)

@@ -1,4 +1,5 @@
-"""A middle-sized model's training step: its rate, its share of the device's peak, its memory against the estimate."""
+"""Measurement of a medium-sized model's training step: its rate, its share of the device's peak, and its memory
+compared with the estimate."""
 
 import math
 import time
@@ -26,8 +27,8 @@ from specs.schema.training import Training
 _OVER_ESTIMATE = 1.1
 """Largest accepted ratio of memory to the estimate, which is an upper bound with an accuracy of 10 %."""
 _LEAST_SHARE = 0.1
-"""Least accepted share of the GPU's peak. `rpg plan` expects 0.15 to 0.45; a wrong kernel or a
-throttled GPU gives a tenth."""
+"""Least accepted share of the GPU's peak. `rpg plan` expects 0.15 to 0.45; a wrong kernel or a throttled GPU reaches a
+tenth of that."""
 _ON_GPU = BatchShape(prompts=16, group_size=8, prompt_length=256, response_length=768, microbatch_tokens=16384)
 _ON_CPU = BatchShape(prompts=4, group_size=4, prompt_length=16, response_length=48, microbatch_tokens=512)
 _UPDATES = 2

@@ -23,7 +23,7 @@ _TOKENS = ("<pad>", "<eos>", "0", "1", "=")
 
 
 def trained_and_resumed(bench: Bench) -> Figures:
-    """Runs `rpg.train` with the transformers engine: to a pause, and in another process to the end.
+    """Runs `rpg.train` with the transformers engine up to a pause, and then, in another process, to the end.
 
     At ZeRO 3 the engine has its own weights, so that the sentinel checks each load. The state leaves the device while
     it samples, rows are packed, and norms are Liger's if it is installed. On a CPU the weights must then equal those of
@@ -32,7 +32,7 @@ def trained_and_resumed(bench: Bench) -> Figures:
     from safetensors.torch import load_file
 
     if bench.device.type == "cuda" and find_spec("liger_kernel") and not are_right("qwen3", bench.device):
-        raise CheckFailedError("Liger's kernels give other gradients than PyTorch's operations")
+        raise CheckFailedError("gradients with Liger's kernels differ from those with PyTorch's operations")
     write_inputs(bench.directory)
     paused = write_run(bench, "paused", training=_SETTINGS)
     train(paused, until=_PAUSE)
@@ -51,7 +51,7 @@ def trained_and_resumed(bench: Bench) -> Figures:
         train(straight)
         one, other = (load_file(next((run / "weights").rglob("*.safetensors"))) for run in (paused, straight))
         if not all(torch.equal(one[name], other[name]) for name in other):
-            raise CheckFailedError("the weights after the pause are not those of a run without one")
+            raise CheckFailedError("the weights differ from those of a run without a pause")
     return figures
 
 

@@ -89,7 +89,8 @@ def _refuse_anothers() -> None:
 
 
 def bundles(experiment: Experiment, nodes: int, *, gpus: bool) -> list[Resources]:
-    """Returns the bundles of a launch on a number of nodes: a bundle a node with ranks, then one a node with engines.
+    """Returns the bundles of a launch on a number of nodes: one for each node with ranks, then one for each node with
+    engines.
 
     Args:
         gpus: whether ranks and engines compute on GPUs.

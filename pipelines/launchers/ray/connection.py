@@ -115,7 +115,7 @@ class Connection:
 
     @property
     def answered(self) -> bool:
-        """Returns whether the host has sent its greeting, or never will."""
+        """Returns whether waiting for the host's greeting is over: it has arrived, or it cannot arrive any more."""
         return bool(self.hello or self.closed or self.refused)
 
     def silent_seconds(self) -> float:

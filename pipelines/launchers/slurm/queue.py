@@ -96,7 +96,7 @@ def examine_queue(home: Home, experiment: Experiment) -> Iterator[Finding]:
 
 
 def batch_options(experiment: Experiment, run_directory: Path, stage: LaunchedStage) -> list[str]:
-    """Returns the options of sbatch for one task a node, which starts the node's ranks or engines; the
+    """Returns the options of sbatch for one task per node, which starts the node's ranks or engines; the
     spec's own come last."""
     launcher = experiment.launcher
     assert isinstance(launcher, SlurmLauncher)

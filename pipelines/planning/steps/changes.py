@@ -1,4 +1,4 @@
-"""Changes of a spec that make a step shorter by arithmetic: keys, and the split of the GPUs."""
+"""Changes to a spec that make the calculated step shorter: keys, and the split of the GPUs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from specs.schema.experiment import Experiment
 from specs.schema.rollout import VllmRollout
 
 _LEAST_GAIN = 0.01
-"""Share of a step below which a change is not proposed: the arithmetic is not that exact."""
+"""Share of a step below which a change is not proposed, because the calculation is not that exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Placement:
 
     ranks: int
     engines: int
-    """0: colocated, an engine on the GPU of each rank."""
+    """Number of engines with their own GPUs. 0: colocated, an engine on the GPU of each rank."""
     max_staleness: int
     fits: bool
     """Whether the estimate of a rank's memory fits the device."""
@@ -63,8 +63,9 @@ def placement_keys(split: Placement) -> str:
 
 
 def placements(experiment: Experiment, shape: ModelShape, device: Device | None, means: MeanLengths) -> list[Placement]:
-    """Returns each split of the GPUs of one machine between ranks and vLLM's engines: first both in turn on all GPUs,
-    then from the fewest ranks on. Empty for other samplers, for one GPU and for several machines.
+    """Returns the splits of one machine's GPUs between ranks and vLLM's engines: first the one in which both use all
+    GPUs in turn, then the others in order of increasing ranks. Empty for other samplers, for one GPU and for several
+    machines.
 
     The batch of a step stays the same. Splits run with `max_staleness` 1 at least, so that both work at once.
     """
@@ -102,7 +103,7 @@ def _tried(
 
 
 def _variants(experiment: Experiment) -> Iterator[tuple[str, Experiment]]:
-    """Yields changes of keys that may make a step shorter, in words."""
+    """Yields changes of keys that may make a step shorter, each with its description."""
     rollout, training = experiment.rollout, experiment.training
     if isinstance(rollout, VllmRollout) and rollout.kv_cache == "auto":
         correction = {} if rollout.correction.type != "none" else {"correction": {"type": "truncate"}}

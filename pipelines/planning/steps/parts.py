@@ -21,7 +21,8 @@ NETWORK = 25e9
 HOST = 25e9
 """Bytes/s of a GPU's link to page-locked host memory: half of PCIe 5."""
 CHECKPOINT = 1.3e9
-"""Bytes/s at which a rank copies its state for a checkpoint, measured on an H200; it is written in the background."""
+"""Bytes/s at which a rank copies its state for a checkpoint, measured on an H200. The copy is written in the
+background."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class StepParts:
     """Seconds of a step, by part."""
 
     sampling: float
-    """While engines are full; one round if groups are replaced."""
+    """Seconds while all slots of the engines are in use. One round if groups are replaced."""
     tail: float
-    """Until the longest response has ended. 0 if every response has its full length."""
+    """Seconds from then until the longest response has ended. 0 if every response has its full length."""
     logprobs: float
     """Old and reference logprobs."""
     update: float
@@ -39,7 +40,7 @@ class StepParts:
     weights: float
     """Transfer of new weights to the engines, and memory that goes to the host and back."""
     checkpoint: float
-    """Mean over the steps."""
+    """Seconds for checkpoints, as the mean over all steps."""
     overlaps: bool
     """Whether sampling and training happen at the same time, on separate GPUs."""
     sampled_tokens: float
@@ -47,7 +48,7 @@ class StepParts:
     trained_tokens: float
     """Tokens of prompts and responses in a step."""
     passes: int
-    """Passes over the trained tokens, one an epoch."""
+    """Passes over the trained tokens, one per epoch."""
     sampling_gpus: int
     training_gpus: int
     gpus: int
@@ -68,7 +69,8 @@ class StepParts:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Returns tokens a second and GPU: of sampling, logprobs and update on the GPUs that work, of a step on all."""
+        """Returns tokens per second and GPU: of sampling, logprobs and update on the GPUs that do the work, and of a
+        step on all GPUs."""
         of_training = self.trained_tokens / self.training_gpus
         done = {
             "sampling": (self.sampled_tokens / self.sampling_gpus, self.sampling),
@@ -81,7 +83,8 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class MeanLengths:
-    """Mean tokens that the time of a step assumes. 0 stands for the longest that the spec allows."""
+    """Mean tokens of prompts and responses that the time of a step assumes. 0 stands for the longest that the spec
+    allows."""
 
     response: int = 0
     prompt: int = 0
@@ -135,8 +138,8 @@ def _link(experiment: Experiment) -> float:
 
 
 def _reduction(experiment: Experiment, shape: ModelShape, size: int, tokens: float) -> float:
-    """Returns the seconds in which ranks add up gradients. At ZeRO 2 and 3 that is done in every pass, and at ZeRO 2 as
-    an all-reduce of each bucket; before, once an update."""
+    """Returns the seconds in which ranks add up gradients. ZeRO 2 and 3 do this in every pass, ZeRO 2 with an
+    all-reduce of each bucket; ZeRO 0 and 1 do it once per update."""
     training = experiment.training
     if training.ranks == 1 or training.lora:
         return 0.0
@@ -149,7 +152,7 @@ def _reduction(experiment: Experiment, shape: ModelShape, size: int, tokens: flo
 
 
 def _weights(experiment: Experiment, shape: ModelShape, size: int, *, apart: bool) -> float:
-    """Returns the seconds of new weights' way to the engines. A sampler on the learner's own module needs none."""
+    """Returns the seconds to send new weights to the engines. 0 for a sampler that uses the learner's own module."""
     training, rollout = experiment.training, experiment.rollout
     moved = 0.0
     if training.offload.leaves_while_sampling:

@@ -14,7 +14,7 @@ _MOST_CHANGES = 4
 
 
 def step_lines(experiment: Experiment, shape: ModelShape, device: Device | None, means: MeanLengths) -> list[str]:
-    """Returns a step as a table, and the changes that would save most."""
+    """Returns a step as a table, and the changes that would save the most."""
     parts = step_parts(planned_on(experiment, shape, device), shape, means)
     lengths = (
         f"responses of {means.response:,} tokens in the mean" if means.response else "all responses at full length"

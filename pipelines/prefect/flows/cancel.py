@@ -89,8 +89,8 @@ def cancel_run(
 
 
 def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
-    """Stops all runs that an experiment has now, wherever they are executed or wait. Yields a sentence for each that
-    says how it ended.
+    """Stops an experiment's current runs, wherever they are executed or wait. Yields a sentence for each run that says
+    how it ended.
 
     A command that executes the experiment's runs one by one begins none after the one under way.
 
@@ -133,7 +133,8 @@ def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
 
 
 def cancel_on_server(home: Home, profile: str, name: str, grace: float) -> Iterator[str]:
-    """Stops the runs of that name on a server, submitted and executed by any home. Yields how each ended.
+    """Stops the runs of that name on a server, whichever home submitted or executes them. Yields a sentence for each
+    run that says how it ended.
 
     Args:
         profile: the server's URL or the name of a Prefect profile.
@@ -172,8 +173,8 @@ def cancel_on_server(home: Home, profile: str, name: str, grace: float) -> Itera
 
 
 def _is_of(home: Home, run_id: str, url: str, found: "Sequence[FlowRun]") -> bool:
-    """Returns whether this home has the run on record as a run of that server: by its flow run; or because it was
-    submitted there and a command here executes it under another flow run."""
+    """Returns whether this home records the run as a run of that server: under its flow run, or as submitted there and
+    now executed by a command here under another flow run."""
     record = RunState(home, run_id).record
     if record["flow_run_id"] in [str(flow_run.id) for flow_run in found]:
         return True
@@ -181,7 +182,7 @@ def _is_of(home: Home, run_id: str, url: str, found: "Sequence[FlowRun]") -> boo
 
 
 def _named(found: "Iterator[FlowRun]", url: str, name: str) -> "dict[str, list[FlowRun]]":
-    """Returns the open flow runs, by the runs that a user names. Raises SpecError if the name fits no run or
+    """Returns the open flow runs of the runs that a user names, by run. Raises SpecError if the name matches no run, or
     several."""
     by_run: dict[str, list[FlowRun]] = {}
     for flow_run in found:
@@ -193,7 +194,7 @@ def _named(found: "Iterator[FlowRun]", url: str, name: str) -> "dict[str, list[F
         hint = f"`rpg runs --profile {url}` lists what is there"
         raise SpecError(Issue(f"no such run is waiting or running on the server at {url}", given=name, hint=hint))
     if chosen is fitting and len(fitting) > 1:
-        raise SpecError(Issue("the name fits several runs", given=name, allowed=", ".join(fitting)))
+        raise SpecError(Issue("the name matches several runs", given=name, allowed=", ".join(fitting)))
     return {run_id: by_run[run_id] for run_id in chosen}
 
 
@@ -217,8 +218,8 @@ def patience(grace: float) -> float:
 
 
 def _clocks_differ(home: Home, run_id: str) -> NotStoppedError:
-    """Returns the error for a run whose holder still sends heartbeats, by a clock that differs from this host's, and
-    does not answer."""
+    """Returns the error for a run whose holder does not answer but still sends heartbeats, and whose clock differs from
+    this host's."""
     lease = liveness.newest_lease(home.run(run_id))
     return NotStoppedError(
         f"{run_id} did not answer: the node {lease.host if lease else 'unknown'} executes it, and its clock differs"
@@ -227,8 +228,8 @@ def _clocks_differ(home: Home, run_id: str) -> NotStoppedError:
 
 
 def _give_up(home: Home, run_id: str) -> str:
-    """Returns the outcome for a run whose holder lives and does not answer. Ends its processes if they run on this
-    host."""
+    """Returns the outcome for a run whose holder is alive but does not answer. Ends the holder's processes if they run
+    on this host."""
     lease = liveness.newest_lease(home.run(run_id))
     if lease is None or lease.is_of_this_host:
         end_work(home, run_id)

@@ -21,19 +21,19 @@ from storage import Store
 
 _CURVES = tuple(metric for metric in METRICS if metric.short_name)
 _MOST_STEPS = 20
-"""Most steps that are listed for a repeated event."""
+"""Largest number of steps that are listed for a repeated event."""
 _PAGE_SECONDS = 10.0
 """Seconds between two renewals of an experiment's page because runs began: the page of 1,000 runs is long."""
 _CURVE_POINTS = 60
 _TICKS = 10
-"""Fewer points than this get a name each: Mermaid marks about as many places of an axis of numbers."""
+"""If there are fewer points than this, each gets a label. Mermaid puts about this many marks on an axis of numbers."""
 _CURVE_THEME = '%%{init: {"themeVariables": {"xyChart": {"plotColorPalette": "#2563eb"}}}}%%'
 """Theme of the curve: Mermaid's own colour is invisible on the dashboard's light background."""
 _COLOURS = {"CACHED": "#cfe8d5", "RUN": "#fde9c8", "RESUME": "#cfe3f7"}
 
 
 def publish_plan(execution: RunExecution) -> None:
-    """Shows the stages, their inputs, and why each runs."""
+    """Shows the stages, their inputs, and why each stage runs."""
     execution.outbox.artifact(key(execution, "plan"), "markdown", plan_markdown(execution.plan), "Plan")
 
 
@@ -52,7 +52,7 @@ def plan_markdown(run: RunPlan) -> str:
 
 
 def publish_experiment(execution: RunExecution) -> None:
-    """Shows the page of the run's experiment, in the present state of its runs; no page for a study's trial."""
+    """Shows the page of the run's experiment, with the present state of its runs. A study's trial has no page."""
     if execution.in_study:
         return
     experiment = execution.plan.experiment.name
@@ -78,7 +78,7 @@ def publish_begin(execution: RunExecution) -> None:
 
 
 def _renewal(execution: RunExecution) -> Path:
-    """Returns an empty file. Its modification time is the last time at which a run of this home renewed its
+    """Returns the path of an empty file whose modification time says when a run of this home last renewed the
     experiment's page."""
     return execution.home.prefect / "pages" / execution.plan.experiment.name
 
@@ -90,8 +90,8 @@ def publish_progress(execution: RunExecution, percent: float) -> None:
 
 
 def publish_learning_curve(execution: RunExecution) -> None:
-    """Shows curves over the steps of the progress lines' metrics and of the accuracies during training, and the
-    steps at which the reference moved or the run was rolled back. Shows nothing if no step was recorded."""
+    """Shows curves over the steps of the progress lines' metrics and of the accuracies during training, and the steps
+    at which the reference was updated or the run was rolled back. Shows nothing if no step was recorded."""
     metrics = "select name, step, value from metrics where run_id = ? and list_contains(?, name) order by step"
     events = (
         "select kind, list(distinct step order by step) from events"

@@ -27,7 +27,7 @@ class Ending(NamedTuple):
 
 
 class FlowRuns(NamedTuple):
-    """Flow runs on one server, as they were read there."""
+    """Flow runs of one server, as they were when they were read."""
 
     client: "SyncPrefectClient"
     found: "Sequence[FlowRun]"
@@ -36,9 +36,8 @@ class FlowRuns(NamedTuple):
 def end_run(
     home: Home, run_id: str, ending: Ending, *servers: FlowRuns, of: str = "", watched: bool = False
 ) -> Ending | None:
-    """Ends a run without a live process, on servers and on record. A run that has ended on record keeps that ending,
-    and the servers receive it too. Only a waiting flow run of such a run gets the new ending; the record stays as it
-    is.
+    """Ends a run without a live process, on servers and on record. If the run has already ended on record, the record
+    keeps that ending and the servers receive it; only a waiting flow run gets the new ending.
 
     The servers come first, while this process holds the run: a refused ending is not recorded either, and no worker
     that has received the run can begin it. If the disk is full, the next comparison of flow runs with the record writes
@@ -73,7 +72,7 @@ def end_run(
 
 
 def end_work(home: Home, run_id: str) -> None:
-    """Ends the processes and jobs that the run's flow had started, here and elsewhere."""
+    """Ends the processes and jobs that the run's flow started, on this machine and elsewhere."""
     end_left_process(home.run(run_id))
     # Every launcher: the run may have been started by another one than its spec names now.
     for launcher in launchers():
@@ -82,8 +81,8 @@ def end_work(home: Home, run_id: str) -> None:
 
 
 def _tell(servers: Iterable[FlowRuns], state: RunState, ending: Ending | None = None) -> Ending:
-    """Gives flow runs the ending of a run, and their tasks those of its stages. `ending`: None means the one on
-    record."""
+    """Gives flow runs the ending of a run, and their tasks the endings of its stages. `ending`: None means the recorded
+    one."""
     told = ending or Ending(state.status, state.record["reason"])
     for client, found in servers:
         for flow_run in found:
@@ -105,7 +104,7 @@ def end_flow_run(
 
 
 def ending_of(flow_run: "FlowRun") -> Ending:
-    """Returns the ending that only a run's flow run has: the flow run failed before it took the run, or was
+    """Returns the ending of a flow run that the run's record lacks: the flow run failed before it began the run, or was
     cancelled."""
     state = state_of(flow_run)
     if state.is_cancelled():
@@ -114,7 +113,7 @@ def ending_of(flow_run: "FlowRun") -> Ending:
 
 
 def end_tasks(client: "SyncPrefectClient", flow_run: "FlowRun", stages: dict[str, Any]) -> None:
-    """Gives the open tasks of a dead flow the recorded states of their stages; tasks without one get the state
+    """Gives the open tasks of a dead flow the recorded states of their stages. A task whose stage has no record becomes
     crashed."""
     from prefect.client.schemas import filters
 

@@ -1,5 +1,5 @@
-"""Executes an experiment here: the flow of each of its runs, one after another unless the caller supplies another
-way."""
+"""Executes an experiment on this machine by calling the flow of each of its runs, one after another unless the caller
+supplies another way."""
 
 import contextlib
 import time
@@ -38,10 +38,10 @@ class RunOutcome:
     status: Status
     error: Exception | None = None
     interrupted: bool = False
-    """Whether a signal to the whole command ended the run. No further run was begun."""
+    """Whether a signal to the whole command ended the run. No further run is begun then."""
     paused_at: int = 0
-    """The training step at which a paused run stands, with its policy evaluated: `until`, or a later step at which
-    it had paused. 0 for any other run."""
+    """The training step at which a run has paused and its policy was evaluated: `until`, or a later step at which it
+    had paused before. 0 for a run that has not paused."""
 
 
 def execute_experiment(
@@ -85,7 +85,7 @@ def execute_plan(
     only: str = "",
     in_study: bool = False,
 ) -> tuple[RunOutcome, ...]:
-    """Executes a plan like `execute_experiment`, which makes its own.
+    """Executes a given plan. `execute_experiment` makes its own.
 
     Args:
         execute: executes the plan's runs: `execute_in_turn`, or several at a time.
@@ -122,14 +122,14 @@ def execute_plan(
 
 
 def is_all_done(plan: Plan, home: Home) -> bool:
-    """Returns whether every run has finished and been sent, so that no flow has to be called."""
+    """Returns whether every run has finished and was sent to the sinks, so that no flow has to be called."""
     cached = all(stage.action == "CACHED" for run in plan.runs for stage in run.stages)
     sent = not any(is_behind(home, run.run_id, sink) for run in plan.runs for sink in run.experiment.sinks)
     return cached and sent and all(RunState(home, run.run_id).status == "finished" for run in plan.runs)
 
 
 def recall(runs: Sequence[RunPlan], progress: RunsReporter) -> Outcomes:
-    """Yields the outcomes of runs that are already done."""
+    """Yields the outcomes of the runs that are already done."""
     for position, run in enumerate(runs, start=1):
         reporter = progress.run_started(run.run_id, run.name, position, len(runs))
         for stage in run.stages:
@@ -149,8 +149,8 @@ def execute_in_turn(
     progress: RunsReporter | None = None,
     stop: Stop | None = None,
 ) -> Outcomes:
-    """Executes runs of an experiment one after another, in this process. Begins no run after one that a signal has
-    ended, and none after the first once the experiment is cancelled.
+    """Executes runs of an experiment one after another, in this process. Begins no further run once a signal has ended
+    one or the experiment is cancelled.
 
     Args:
         until, in_study: as for `execute_experiment`.
@@ -183,7 +183,8 @@ def execute_in_turn(
 
 
 def next_run(left: Iterable[tuple[int, RunPlan]], home: Home) -> tuple[int, RunPlan]:
-    """Returns the first of these numbered runs that no process executes now; if all are executed, the first."""
+    """Returns the first of these numbered runs that no process executes now, or the first run if all are being
+    executed."""
     numbered = list(left)
     return next((entry for entry in numbered if not _is_under_way(home, entry[1].run_id)), numbered[0])
 

@@ -55,17 +55,17 @@ _LAST_INGEST_SECONDS = 60.0
 _LOG_SECONDS = 10.0
 _PROGRESS_SECONDS = 2.0
 _CLOSE_SECONDS = 5.0
-"""Most seconds that a flow waits for the server at its end."""
+"""Longest time in seconds that a flow waits for the server at its end."""
 _REQUEST_SECONDS = 20.0
-"""Seconds for the server's answer to a call that begins or ends a flow here, which is tried twice. The record
-decides."""
+"""Seconds to wait for the server's answer to a call that begins or ends a flow here. The call is tried twice; if both
+fail, the run continues, since the record is authoritative."""
 DoStage = Callable[[RunExecution, StagePlan, "list[State[Any]]"], "State[Any]"]
 """Function that executes a stage, given the last states of the stages that it reads."""
 _handed_over: ContextVar[RunExecution | None] = ContextVar("handed_over", default=None)
 
 
 def call_flow(execution: RunExecution, name: str) -> None:
-    """Calls the flow in this process for an execution that the caller keeps; its state and error then say how it ended.
+    """Calls the flow in this process. The caller keeps the execution, whose state and error then say how it ended.
 
     If the server is away when the flow begins, the run executes without appearing on the dashboard.
 
@@ -110,7 +110,7 @@ def execute_run(name: str, run_id: str, document: str, until: int = 0) -> "State
 
 
 def is_called_off_here() -> bool:
-    """Returns whether this flow run was cancelled while its worker started this process."""
+    """Returns whether this flow run was cancelled while its worker was starting this process."""
     flow_run_id = this_flow_run.id
     return flow_run_id is not None and ask_patiently(lambda client: is_called_off(client, UUID(flow_run_id)))
 
@@ -122,8 +122,8 @@ def _prepare(run_id: str, document: str, until: int, stop: Stop) -> RunExecution
 
 
 def _execute(execution: RunExecution, name: str) -> "State[Any]":
-    """Executes the run, and reports its end to the server. Returns the flow's last state; raises Abort if the
-    server's state has to stay."""
+    """Executes the run, and reports its end to the server. Returns the flow's last state. Raises Abort if the server's
+    state must not change."""
     execution.outbox = outbox = Outbox(execution.home, this_flow_run.id)
     outbox.start()
     outbox.log(f"{execution.run_id}: {name}")
@@ -203,8 +203,8 @@ def _execute_begun(execution: RunExecution, do: DoStage) -> "State[Any] | None":
 
 
 def _cause(execution: RunExecution, error: BaseException | None) -> Cause:
-    """Returns the cause of the run's failure. On a full disk the first error may name another cause, such as the
-    server."""
+    """Returns the cause of the run's failure. If the disk is full, that is the cause, even if the first error names
+    another one, such as the server."""
     cause = cause_of_error(error)
     return "disk_full" if cause == "other" and execution.home.is_full() else cause
 
@@ -241,8 +241,8 @@ def _do_as_task(execution: RunExecution, stage: StagePlan, upstream: "list[State
 
 
 def _do_plainly(execution: RunExecution, stage: StagePlan, _upstream: "list[State[Any]]") -> "State[Any]":
-    """Executes the stage without Prefect's engine, which needs a server to begin a flow. Retries as often as the
-    engine."""
+    """Executes the stage without Prefect's engine, which needs a server to begin a flow. Retries as often as the engine
+    would."""
     may_try_again = _retry_condition(execution, stage.stage)
     state = run_stage.fn(execution, stage)
     for _ in range(getattr(execution.plan.experiment.stages, stage.stage).retries):
@@ -309,8 +309,7 @@ def _wait_before_retry(execution: RunExecution, stage: StagePlan) -> None:
 
 
 def error_text(error: Exception) -> str:
-    """Returns an error's text for the record: a user's mistake in the form that the user sees, or another error's
-    message.
+    """Returns an error's text for the record: a user's mistake as the user sees it, or another error's message.
 
     The text has no NUL, which a process may print and PostgreSQL accepts in no text.
     """
@@ -322,7 +321,7 @@ def error_text(error: Exception) -> str:
 
 
 class _StageReporter:
-    """Reporter of a working stage: ingests its rows and shows its progress on the dashboard at intervals."""
+    """Reporter of a running stage: ingests its rows and shows its progress on the dashboard at intervals."""
 
     def __init__(self, execution: RunExecution, stage: StagePlan) -> None:
         self._execution = execution
@@ -332,7 +331,7 @@ class _StageReporter:
         self._last_step = -1
 
     def tick(self) -> None:
-        """Ingests rows and shows progress if they are due. Called many times a second."""
+        """Ingests rows and shows progress if the interval has passed. Called many times a second."""
         now = time.monotonic()
         if now - self._shown_at < _PROGRESS_SECONDS:
             return
@@ -361,15 +360,15 @@ class _StageReporter:
 
     @contextlib.contextmanager
     def guards_told(self) -> Iterator[None]:
-        """Sends the server each guard that acted, at the block's end, also after an error."""
+        """Reports each guard that acted to the server at the end of the block, also after an error."""
         try:
             yield
         finally:
             self._tell_guards()
 
     def close(self, outcome: StageOutcome | Literal["paused"]) -> None:
-        """Shows the stage's rows on the dashboard. The report ingests them into the database; the rows of training
-        that pauses, which no report follows, are ingested here."""
+        """Shows the stage's rows on the dashboard. The report stage ingests them into the database. If training pauses,
+        no report follows, and the rows are ingested here."""
         if self._stage == "train":
             if outcome == "paused":
                 self._ingest(whole=True)
@@ -380,7 +379,7 @@ class _StageReporter:
             _show(self._execution, dashboard.publish_results)
 
     def give_up(self) -> None:
-        """Ingests the rows that training has left if no report follows."""
+        """Ingests the remaining rows of training if no report follows."""
         if self._stage == "evaluate":
             self._ingest(whole=True)
 
@@ -389,7 +388,8 @@ class _StageReporter:
             _show(self._execution, self._guards.tell)
 
     def _ingest(self, *, whole: bool = False) -> None:
-        """Ingests the run's rows unless another ingester works: queries read the remaining rows from the segments.
+        """Ingests the run's rows unless another process is ingesting. Queries read rows that are not ingested from the
+        segments.
 
         Args:
             whole: the run's trainer has ended.

@@ -1,4 +1,4 @@
-"""Frozen documents on the Prefect server: each is sent once, and the flow runs made from it name it by its digest.
+"""Frozen documents on the Prefect server. Each is sent once, and the flow runs made from it refer to its digest.
 
 Every list of flow runs contains their whole parameters, and the server accepts at most 512 KiB of them.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _SHOWN = 80
-"""Characters that a message shows of a value that is not a digest."""
+"""Number of characters that a message shows of a value that is not a digest."""
 
 
 def digest_of(frozen: Mapping[str, Any]) -> str:

@@ -1,15 +1,15 @@
-"""Sends the Prefect server an event when a guard of a run acts, so that its automations can send a notice."""
+"""Events for the Prefect server when a guard of a run acts, so that the server's automations can send a notice."""
 
 from pipelines.running.run import RunExecution
 from storage import Store
 
 GUARD_EVENT = "rpg.guard"
-"""The Prefect event of a guard that acted; its payload has kind, step and message."""
+"""Name of the Prefect event for a guard that acted. The payload has kind, step and message."""
 _KINDS = ("guard_warned", "guard_stopped", "rolled_back")
 
 
 class GuardEvents:
-    """Sender of events for the guards of a run that trains. Idle if the spec requests no notice of guards."""
+    """Sender of events for the guards of a run that trains. Sends nothing if the spec requests no notice of guards."""
 
     def __init__(self, execution: RunExecution) -> None:
         self._wanted = any("guard" in notice.on for notice in execution.plan.experiment.notify)

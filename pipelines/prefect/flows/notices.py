@@ -1,4 +1,4 @@
-"""Notices of a spec's `notify`, as automations of the Prefect server, which sends them."""
+"""Notices of a spec's `notify`, as automations of the Prefect server, which sends the notices."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ _MAIL_SCHEMES = {
     "smtps": ("mailtos", "ssl"),
     "smtp+starttls": ("mailtos", "starttls"),
 }
-"""Scheme of a mail server's address -> the scheme of Apprise, with which Prefect sends mail, and its `mode`."""
+"""Scheme of a mail server's address -> scheme and `mode` for Apprise, the library with which Prefect sends mail."""
 
 
 def ensure_notices(client: "SyncPrefectClient", document: "Document") -> None:

@@ -1,4 +1,4 @@
-"""Executes several runs of an experiment at a time, each in the main thread of its own process.
+"""Execution of several runs of an experiment at a time, each in the main thread of its own process.
 
 A run needs a main thread to itself: Prefect calls its flow there, signals arrive there, and the kernel ends a stage's
 process with the thread that started it. So a worker is a process that executes one run after another. The command
@@ -106,7 +106,7 @@ class _Worker:
         self, number: int, document: Document, home: Home, api_url: str, at_once: int, events: "_Events"
     ) -> None:
         self.run: RunPlan | None = None
-        """The run that it executes; None while it is idle."""
+        """The run that the worker executes; None while it is idle."""
         self._reporter: ProgressReporter
         self._alive = True
         self._home = home
@@ -138,7 +138,7 @@ class _Worker:
         self._write(run.run_id)
 
     def take(self, event: list[Any] | None, request: StopRequest | None) -> RunOutcome | None:
-        """Returns the outcome of its run if the event ends the run; reports any other event.
+        """Handles an event of the worker. Returns the run's outcome if the event ends the run; reports any other event.
 
         Args:
             event: the worker's event; None after it has ended.
@@ -154,7 +154,7 @@ class _Worker:
         return self._lost(run, request) if event is None else _read_outcome(run, event[1])
 
     def _lost(self, run: RunPlan, request: StopRequest | None) -> RunOutcome:
-        """Returns the outcome of a run whose worker has died, from a signal to all workers or another cause."""
+        """Returns the outcome of a run whose worker has died, by a signal to all workers or for another reason."""
         code = self.end()
         reap(self._home)
         if request is not None:
@@ -220,7 +220,7 @@ def _read_outcome(run: RunPlan, plain: Mapping[str, Any]) -> RunOutcome:
 
 
 class _Teller:
-    """Sender of events of the worker's runs to the command."""
+    """Sender of the events of a worker's runs to the command."""
 
     def __init__(self, channel: IO[str]) -> None:
         self._channel = channel

@@ -41,7 +41,7 @@ class Schedule:
 
 @flow(name="rpg-submit", flow_run_name="submit {experiment}", validate_parameters=False, persist_result=False)
 def submit_scheduled(experiment: str, document: str, pool: str, priority: Priority) -> "State[Any]":
-    """Submits the unfinished runs of an experiment. If the files that its spec names are unchanged, there may be none.
+    """Submits the unfinished runs of an experiment. There may be none if the files that its spec names are unchanged.
 
     Args:
         experiment: its name.
@@ -100,7 +100,7 @@ def list_schedules(home: Home, profile: str) -> list[Schedule]:
 
 
 def remove_schedule(home: Home, profile: str, experiment: str) -> None:
-    """Removes an experiment's schedule; flow runs that are under way continue. Raises SpecError if it has none."""
+    """Removes an experiment's schedule. Flow runs that have begun continue. Raises SpecError if it has none."""
     with prefect_client(home, api_url(home, profile)) as client:
         if not _remove(client, experiment):
             names = ", ".join(schedule.experiment for schedule, *_ in _schedules(client))
@@ -116,7 +116,7 @@ def _remove(client: "SyncPrefectClient", experiment: str) -> bool:
 
 
 def _schedules(client: "SyncPrefectClient") -> list[tuple[Schedule, Any, Any]]:
-    """Returns each schedule with the ids of its deployment and of itself."""
+    """Returns each schedule with the id of its deployment and its own id."""
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 
     of_ours = FlowFilter(name=FlowFilterName(any_=[SCHEDULES.flow]))

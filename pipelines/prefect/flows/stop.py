@@ -1,4 +1,4 @@
-"""Stops runs that have flow runs on a Prefect server, together with their record in this home."""
+"""Stops runs that have flow runs on a Prefect server, and updates their record in this home."""
 
 import contextlib
 import time
@@ -22,30 +22,31 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
 CLOSING_SECONDS = 15.0
-"""Most seconds that a flow takes, after its stage has ended, to record that it was cancelled."""
+"""Longest time in seconds that a flow takes, after its stage has ended, to record that it was cancelled."""
 _NOTICE_SECONDS = 30.0
-"""Most seconds that a worker takes to notice that one of its flow runs is to be cancelled."""
+"""Longest time in seconds that a worker takes to notice that one of its flow runs is to be cancelled."""
 _TELLING_SECONDS = 8.0
-"""Most seconds that a flow takes, once its run has ended on record, to report that to the server."""
+"""Longest time in seconds that a flow takes, once its run has ended on record, to report that to the server."""
 _LOOK_SECONDS = 0.5
 _ROUNDS = 5
-"""Attempts to end flow runs whose state the server changes at the same time, for example from scheduled to late."""
+"""Number of attempts to end flow runs whose state the server may change at the same time, for example from scheduled to
+late."""
 _EXECUTED = ("PENDING", "RUNNING", "CANCELLING")
-"""The types of states of flow runs that a worker executes, or is about to execute."""
+"""State types of flow runs that a worker executes, or is about to execute."""
 _STATUS = {"COMPLETED": "finished", "SCHEDULED": "pending"}
-"""Type of a flow run's state -> the run's status in messages; any other type keeps its own name."""
+"""State type of a flow run -> the run's status in messages. Any other type keeps its own name."""
 
 
 class NotStoppedError(Exception):
-    """A run was asked to stop and has not stopped yet."""
+    """Error for a run that was asked to stop and has not stopped yet."""
 
 
 class EndedError(SpecError):
-    """The run is not running and no longer waits anywhere; the issue gives its state."""
+    """Error for a run that is not running and no longer waits anywhere. The issue gives its state."""
 
 
 def waiting_on_servers(home: Home, experiment: str, states: Mapping[str, RunState], silent: set[str]) -> list[str]:
-    """Returns the runs of an experiment that have ended on record, but have open flow runs on a server.
+    """Returns the runs of an experiment that have ended on record but have open flow runs on a server.
 
     Args:
         silent: see `end_everywhere`.
@@ -60,7 +61,7 @@ def waiting_on_servers(home: Home, experiment: str, states: Mapping[str, RunStat
 
 
 def end_everywhere(home: Home, run_id: str, grace: float, *, was_executed: bool, silent: set[str]) -> str:
-    """Ends a run without a live process here, on record and on each server that has flow runs of it.
+    """Ends a run that has no live process here, on record and on each server that has flow runs of it.
 
     Args:
         grace: seconds after which a worker with another home kills processes that still run.
@@ -92,7 +93,7 @@ def end_everywhere(home: Home, run_id: str, grace: float, *, was_executed: bool,
 
 
 def stop_flow_runs(home: Home, client: "SyncPrefectClient", found: "Sequence[FlowRun]", grace: float) -> str:
-    """Stops flow runs of one run, or of a study, that only the server knows. For the result and NotStoppedError see
+    """Stops those flow runs of a run or a study that only the server knows. For the result and NotStoppedError see
     `end_everywhere`."""
     run_id, begun, status = run_id_of(found[-1]) or study_of(found[-1]), False, "cancelled"
     for flow_run in found:
@@ -135,7 +136,7 @@ def words(run_id: str, status: str, *, begun: str = "here") -> str:
 
 
 def _end_what_waits(home: Home, state: RunState, servers: Sequence[FlowRuns], *, was_executed: bool) -> str:
-    """Gives a run's open flow runs on servers the ending that the run has on record."""
+    """Gives a run's open flow runs on servers the recorded ending of the run."""
     run_id = state.path.parent.name
     deadline = time.monotonic() + (_TELLING_SECONDS if was_executed else 0.0)
     while (waited := _live(state, servers)) and time.monotonic() < deadline:
@@ -154,7 +155,7 @@ def _taken_back(run_id: str, status: str) -> str:
 
 
 def _end_waiting(home: Home, state: RunState, own: "FlowRun | None", servers: Sequence[FlowRuns], grace: float) -> str:
-    """Ends a run that waits on a server, as far as this home knows. For the result and the errors see
+    """Ends a run that, as far as this home knows, waits on a server. For the result and the errors see
     `end_everywhere`."""
     run_id, was_finished = state.path.parent.name, state.status == "finished"
     if own is None and not state.record.get("api_url"):
@@ -190,7 +191,8 @@ def _end_waiting(home: Home, state: RunState, own: "FlowRun | None", servers: Se
 
 
 def _end_for_good(home: Home, run_id: str, ending: Ending, servers: Sequence[FlowRuns], *, of: str = "") -> Ending:
-    """Ends a run on record and on the servers. Returns the ending that holds: a run that has ended keeps its own.
+    """Ends a run on record and on the servers. Returns the run's ending, which is the earlier one if the run had
+    already ended.
 
     Args:
         of: see `end_run`.
@@ -205,8 +207,8 @@ def _end_for_good(home: Home, run_id: str, ending: Ending, servers: Sequence[Flo
 
 
 def _stopped(home: Home, client: "SyncPrefectClient", flow_run: "FlowRun", grace: float) -> "FlowRun":
-    """Asks the worker that executes a flow run to stop, and waits until none executes it. Returns the flow run, which
-    then has ended or waits.
+    """Asks the worker that executes a flow run to stop, and waits until no worker executes it. Returns the flow run,
+    which then has ended or waits.
 
     Raises:
         NotStoppedError: it is still executed.
@@ -225,7 +227,7 @@ def _stopped(home: Home, client: "SyncPrefectClient", flow_run: "FlowRun", grace
 
 
 def _answers(url: str, silent: set[str]) -> bool:
-    """Returns whether a server answers. Does not wait again for one that has not answered: `silent` as in
+    """Returns whether a server answers. Does not wait again for a server that has not answered; for `silent` see
     `end_everywhere`."""
     if url not in silent and not is_healthy(url, timeout=10.0):
         silent.add(url)
@@ -234,7 +236,7 @@ def _answers(url: str, silent: set[str]) -> bool:
 
 @contextlib.contextmanager
 def _servers(home: Home, state: RunState, silent: set[str]) -> Iterator[list[FlowRuns]]:
-    """Yields the servers that may have flow runs of a run, each with the run's flow runs: its own one, and any other
+    """Yields the servers that may have flow runs of a run, each with these flow runs: the recorded one, and any other
     that has not ended.
 
     Raises:
@@ -256,7 +258,7 @@ def _servers(home: Home, state: RunState, silent: set[str]) -> Iterator[list[Flo
 
 
 def _flow_runs(client: "SyncPrefectClient", state: RunState) -> "list[FlowRun]":
-    """Returns the flow run on record, if the server has it, and others of this run that have not ended."""
+    """Returns the recorded flow run, if the server has it, and other flow runs of this run that have not ended."""
     from prefect.exceptions import ObjectNotFound
 
     run_id, identity = state.path.parent.name, read_json(state.path.parent / "run.json")
@@ -272,13 +274,13 @@ def _flow_runs(client: "SyncPrefectClient", state: RunState) -> "list[FlowRun]":
 
 
 def _own(state: RunState, servers: Iterable[FlowRuns]) -> "FlowRun | None":
-    """Returns the flow run that a run has on record; None if no server has it."""
+    """Returns a run's recorded flow run; None if no server has it."""
     found = (flow_run for server in servers for flow_run in server.found)
     return next((flow_run for flow_run in found if str(flow_run.id) == state.record["flow_run_id"]), None)
 
 
 def _live(state: RunState, servers: Sequence[FlowRuns], *, look: bool = True) -> bool:
-    """Returns whether a server has a flow run of a run that has not ended.
+    """Returns whether a server has an open flow run of a run.
 
     Args:
         look: ask the servers again.

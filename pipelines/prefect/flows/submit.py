@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from specs.loader import Document
 
 _AT_ONCE = 20
-"""Flow runs in one request. Prefect accepts 100, but a request is one transaction, and while SQLite executes a
-writing one, all others wait: workers' heartbeats, the states of flow runs."""
+"""Number of flow runs in one request. Prefect accepts 100, but a request is one transaction, and SQLite executes one
+writing transaction at a time. Workers' heartbeats and new states of flow runs wait for it."""
 _RETRY_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
-"""Seconds to wait before each request for the flow runs that the server has refused before."""
+"""Seconds to wait before each new request for the flow runs that the server has refused."""
 _WORKER_STARTS_SECONDS = 20.0
-"""Most seconds that the worker of `rpg up` takes to start; after them it is reported as missing."""
+"""Longest time in seconds that the worker of `rpg up` takes to start. After them it is reported as missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ def submit_document(
     scheduled: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Submitted]:
-    """Creates a flow run for each run of the experiment. The frozen document is sent once; the flow runs name its
-    digest.
+    """Creates a flow run for each run of the experiment. The frozen document is sent once, and the flow runs refer to
+    its digest.
 
     Args:
         profile: an API's URL or the name of a Prefect profile; empty means the server of `rpg up`.
@@ -114,7 +114,7 @@ def submit_document(
 
 
 def _publish_page(client: "SyncPrefectClient", home: Home, experiment: str) -> None:
-    """Shows the experiment's page on the dashboard; the flow of each run renews it at its end."""
+    """Shows the experiment's page on the dashboard. The flow of each run renews the page at its end."""
     page = hide(experiment_markdown(home, experiment, record_pages(client)))
     fields = {"key": experiment, "type": "markdown", "data": page, "description": f"Runs of {experiment}"}
     send(client, Message("page", fields))
@@ -123,7 +123,7 @@ def _publish_page(client: "SyncPrefectClient", home: Home, experiment: str) -> N
 def _create_flow_runs(
     client: "SyncPrefectClient", deployment: UUID, queue: str, digest: str, runs: Sequence[RunPlan]
 ) -> list[str]:
-    """Creates a flow run for each of some runs, in one request. Returns the flow runs' ids, in the runs' order.
+    """Creates a flow run for each of these runs, in one request. Returns the flow runs' ids, in the runs' order.
 
     Args:
         queue: the work queue's name; empty means the deployment's own.
@@ -174,7 +174,7 @@ def note_idle_pool(client: "SyncPrefectClient", home: Home, pool: str, say: Call
 
 
 def flow_run_link(home: Home, url: str, flow_run_id: str) -> str:
-    """Returns the URL of a flow run's page; on our server in the newer dashboard, which draws the artifacts'
+    """Returns the URL of a flow run's page. On our own servers it is in the newer dashboard, which draws the artifacts'
     diagrams."""
     services = running_services(home)
     version = "/v2" if services is not None and services.url == url else ""

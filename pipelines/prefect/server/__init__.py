@@ -1,4 +1,4 @@
-"""Access to a Prefect server: which one a command reports to, its settings, deployments and flow runs.
+"""Access to a Prefect server: the server that a command reports to, its settings, deployments and flow runs.
 
 `outbox` sends a flow's messages to the server while its stages work.
 """

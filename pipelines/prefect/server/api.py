@@ -42,7 +42,7 @@ _STOP_SECONDS = 5.0
 
 
 class ServiceError(RpgError):
-    """A service that did not start, or does not answer."""
+    """Error for a service that did not start, or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,12 @@ def running_services(home: Home) -> Services | None:
 
 
 SERVER_COMMAND = (sys.executable, "-P", "-m", "pipelines.prefect.server.api_process")
-"""The command line of one process that serves the API and the dashboard. Its standard input is the listening socket."""
+"""Command line of a process that serves the API and the dashboard. The process's standard input is the listening
+socket."""
 
 
 def status_of_answer(address: str, timeout: float = 2.0) -> int:
-    """Returns the HTTP status of a GET of the address; 0 if it takes more than `timeout` seconds."""
+    """Returns the HTTP status of a GET request to the address; 0 if it takes more than `timeout` seconds."""
     try:
         with urllib.request.urlopen(address, timeout=timeout) as answer:
             return int(answer.status)
@@ -110,7 +111,7 @@ def status_of_answer(address: str, timeout: float = 2.0) -> int:
 
 
 def answers(address: str, timeout: float = 2.0) -> bool:
-    """Returns whether a GET of the address is answered with status 200 within `timeout` seconds."""
+    """Returns whether a GET request to the address is answered with status 200 within `timeout` seconds."""
     return status_of_answer(address, timeout) == 200
 
 
@@ -120,7 +121,7 @@ def is_healthy(url: str, timeout: float = 2.0) -> bool:
 
 
 def wait_until_healthy(url: str, process: Popen[bytes] | Forked, log: Path, *, log_start: int = 0) -> None:
-    """Waits until the API answers. Raises ServiceError when its process ends first, or START_SECONDS are over.
+    """Waits until the API answers. Raises ServiceError if its process ends first, or after START_SECONDS.
 
     Args:
         log_start: the log's length when the process was started.
@@ -136,7 +137,7 @@ def wait_until_healthy(url: str, process: Popen[bytes] | Forked, log: Path, *, l
 
 
 def refuse_anothers(address: str, owner: str = "") -> None:
-    """Raises ServiceError if another user of this machine listens at an address of ours. The password is not sent.
+    """Raises ServiceError if another user of this machine listens at one of our addresses. The password is not sent.
 
     Args:
         owner: the user who should own the listening process; empty means the calling user.
@@ -146,7 +147,7 @@ def refuse_anothers(address: str, owner: str = "") -> None:
 
 
 def auth_string_for(home: Home, url: str) -> str:
-    """Returns the password for the server at the URL: the processes' own password for a server of this home, else
+    """Returns the password for the server at the URL: the internal password for a server of this home, else
     PREFECT_API_AUTH_STRING; empty if neither exists.
 
     Raises:
@@ -163,7 +164,7 @@ def auth_string_for(home: Home, url: str) -> str:
 
 
 def _as_recorded(url: str) -> str:
-    """Returns the URL as a server's record spells it, with the IPv4 address of loopback."""
+    """Returns the URL as a server's record spells it, with loopback as its IPv4 address."""
     with contextlib.suppress(ValueError):  # not a valid port
         parts = urlsplit(url.rstrip("/"))
         if parts.hostname in LOOPBACK and parts.port:
@@ -183,15 +184,16 @@ def _own_urls(home: Home) -> set[str]:
 
 
 def renew_passwords(home: Home) -> None:
-    """Renews the people's passwords, and the home processes' own unless a server that accepts it is up."""
+    """Renews the passwords for people, and the internal password of the home's processes unless a running server
+    accepts it."""
     home.create()
     with home.locked("prefect-start", waiting=lambda: None):  # a server that starts just now holds the lock
         renew(home, own=not _own_urls(home))
 
 
 def server_of(home: Home) -> tuple[str, str] | None:
-    """Returns the URL of the API that has this home's runs, and its password: the server of `rpg up`, else the one of
-    PREFECT_API_URL. None if there is neither."""
+    """Returns the URL and the password of the API that has this home's runs: the server of `rpg up`, else that of
+    PREFECT_API_URL. None if neither exists."""
     services = running_services(home)
     url = services.url if services else os.environ.get("PREFECT_API_URL", "")
     return (url, auth_string_for(home, url)) if url else None
@@ -202,9 +204,8 @@ class EmbeddedServer:
 
     def __init__(self, home: Home, *, forks: bool = False) -> None:
         """
-        Args:
-            forks: the server may be a fork of this process, which has imported Prefect. Set it only in our own
-                commands.
+        Args: forks: whether the server may be a fork of this process, which has imported Prefect. Set it only in our
+        own commands.
         """
         self._home = home
         self._forks = forks
@@ -249,7 +250,7 @@ class EmbeddedServer:
             self._starting.close()
 
     def stop(self) -> None:
-        """Ends the server; requests that it has accepted stay in its database."""
+        """Ends the server. Requests that it has accepted stay in its database."""
         self._starting.close()
         with self._held, self._listener:
             if self._process is None:
@@ -277,7 +278,7 @@ def _serve() -> None:
 
 
 class Api:
-    """The API that a command reports to: the server of `rpg up`, or else an embedded one that ends with the command.
+    """The API that a command reports to: the server of `rpg up`, else an embedded server that ends with the command.
 
     Entering the block starts an embedded server if one is needed and returns at once; `connected` waits for it.
     """
@@ -319,11 +320,11 @@ class Api:
 
 
 _SILENT = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL"}
-"""Silences Prefect's log line for each message that it could not send to a server that is away."""
+"""Silences the log line that Prefect writes for each message that it could not send."""
 
 
 def _import_prefect(home: Home, url: str) -> None:
-    """Imports Prefect as a client of the API, unless it is imported."""
+    """Imports Prefect as a client of the API, unless it is imported already."""
     if "prefect" not in sys.modules:
         # Without the password: Prefect here needs it, and no process that this one starts may have it.
         os.environ.update(client_environment(home, url) | _SILENT)
@@ -356,7 +357,7 @@ def client_settings(home: Home, url: str) -> Iterator[None]:
 
 
 def drain() -> None:
-    """Sends what Prefect's clients still hold; the states of tasks travel as events.
+    """Sends the messages that Prefect's clients still hold. The states of tasks are sent as events.
 
     Messages that the server does not accept within some seconds are dropped: at the interpreter's end Prefect would
     wait for minutes. A separate thread sends them: a notebook has an event loop in the main thread, where Prefect

@@ -16,8 +16,8 @@ import uvicorn
 import uvicorn.supervisors
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipelines.prefect.server import terse
-from pipelines.prefect.server.door import behind_door
+from pipelines.prefect.server import outage_log
+from pipelines.prefect.server.proxy import behind_proxy
 from pipelines.prefect.server.settings import API_PROCESSES, PUBLIC_VARIABLE
 from specs.machine.collecting import collect_rarely
 
@@ -28,10 +28,10 @@ def create_app() -> ASGIApp:
     With analytics switched off, the dashboard still asks its analytics company for settings at every page. The process
     logs an outage as one line.
     """
-    terse.install()
+    outage_log.install()
     from prefect.server.api.server import create_app as create_prefect_app
 
-    return behind_door(_confined(create_prefect_app()))
+    return behind_proxy(_confined(create_prefect_app()))
 
 
 def _confined(app: ASGIApp) -> ASGIApp:

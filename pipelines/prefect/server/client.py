@@ -1,4 +1,4 @@
-"""Access to a Prefect server: which server a command uses, and what its refusals mean to the user."""
+"""Access to a Prefect server: the server that a command uses, and the meaning of its refusals for the user."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ _PAUSE_SECONDS = 2.0
 
 @contextlib.contextmanager
 def prefect_client(home: Home, url: str) -> Iterator["SyncPrefectClient"]:
-    """Opens a client of the API at the URL. If the server takes long to answer, a line on stderr reports it.
+    """Opens a client of the API at the URL. If the server takes long to answer, a line on stderr says so.
 
     Prefect tries a request six times, for a minute each, before it fails.
 
@@ -81,7 +81,8 @@ def ask_patiently(ask: "Callable[[SyncPrefectClient], Answer]") -> Answer:
 
 
 class _Waits:
-    """Reporter of a request without an answer on stderr: after some seconds, then after twice as many, and so on."""
+    """Reporter of requests without an answer. It writes to stderr after some seconds, then after twice as many, and so
+    on."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -117,7 +118,8 @@ class _Waits:
 
 
 def _refusal(url: str, response: Any) -> Issue:
-    """Returns what the server's answer means to the user. `response`: an httpx.Response of a status of 400 or more."""
+    """Returns what the server's answer means to the user. `response`: an httpx.Response with a status of 400 or
+    more."""
     if response.status_code in (401, 403):
         given = "a wrong user or password" if response.request.headers.get("Authorization") else "no user and password"
         hint = f"set {_AUTH_STRING}=user:password, or name a Prefect profile that has it with --profile"

@@ -18,21 +18,22 @@ from specs.machine.files import aside_of, replacing
 AUTH_VARIABLE = "PREFECT_API_AUTH_STRING"
 """The environment variable from which a client of a Prefect server takes the auth string, `user:password`."""
 SERVER_AUTH_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
-"""The environment variable with the auth string that Prefect's server, and a page of ours, requires."""
+"""The environment variable with the auth string that Prefect's server and our pages require."""
 READER_VARIABLE = "RPG_READER_AUTH_STRING"
-"""The environment variable with the read-only auth string: the pages accept it, the Prefect API only for the address of
-the record."""
+"""The environment variable with the read-only auth string. The pages accept it; the Prefect API accepts it only for
+requests for the record's address."""
 PASSWORDS_VARIABLE = "RPG_WEB_PASSWORDS"
-"""Environment variable; `home`: a page requires a password of its home. `rpg up` sets it for its pages."""
+"""Environment variable. With the value `home`, a page requires a password of its home. `rpg up` sets it for its
+pages."""
 _USERS = {"auth": "rpg", "reader": "reader", "own": "home"}
-"""The user of each auth string of a home, by the name of its file."""
+"""The user name in each auth string of a home, by the name of the string's file."""
 Accepts = Callable[[str], bool]
 """Function that returns whether a `user:password` is accepted."""
 
 
 def password(home: Home, name: str) -> str:
-    """Returns the password of that name, random and without characters that a URL would quote. Creates it if it is
-    missing.
+    """Returns the password of that name, which is random and has no characters that a URL would quote. Creates it if it
+    is missing.
 
     A password that people or processes send by HTTP has the form `user:password`.
     """
@@ -55,7 +56,7 @@ def auth_string(home: Home) -> str:
 
 
 def own_string(home: Home) -> str:
-    """Returns the password that the home's own processes send each other."""
+    """Returns the internal password with which the home's processes call each other."""
     return password(home, "own")
 
 
@@ -66,7 +67,7 @@ def make_passwords(home: Home) -> None:
 
 
 def renew(home: Home, *, own: bool) -> None:
-    """Replaces the people's passwords, to submit and to read. The old ones are no longer accepted.
+    """Replaces the passwords for people: the one to submit and the one to read. The old ones are no longer accepted.
 
     Args:
         own: replaces the password of the home's processes too. None of them may be up.
@@ -78,12 +79,12 @@ def renew(home: Home, *, own: bool) -> None:
 
 
 def login_files(home: Home) -> dict[str, Path]:
-    """Returns the files with a person's login, by purpose."""
+    """Returns the files with the logins for people, by purpose."""
     return {"password": _file(home, "auth"), "reader": _file(home, "reader")}
 
 
 class Passwords:
-    """Some of a home's passwords, read from their files: a changed file counts from the next request on.
+    """Some of a home's passwords, read from their files. A changed file takes effect at the next request.
 
     A missing file accepts nothing.
     """
@@ -91,10 +92,10 @@ class Passwords:
     def __init__(self, home: Home, *names: str) -> None:
         self._paths = [_file(home, name) for name in names]
         self._read: dict[Path, tuple[tuple[int, int], bytes]] = {}
-        """Identity (number on the disk and time) and content of each file that was read."""
+        """Identity (inode and time) and content of each file that was read."""
 
     def __call__(self, shown: str) -> bool:
-        """Returns whether one of the passwords is `shown`."""
+        """Returns whether `shown` is one of the passwords."""
         given = shown.encode()
         return any(hmac.compare_digest(given, expected) for path in self._paths if (expected := self._current(path)))
 
@@ -110,7 +111,7 @@ class Passwords:
 
 
 def asked_for(home: Home) -> Accepts | None:
-    """Returns which passwords the environment requires for a page of the record or of studies; None if it requires
+    """Returns the passwords that the environment requires for a page of the record or of studies; None if it requires
     none."""
     if os.environ.get(PASSWORDS_VARIABLE) == "home":
         return of_home(home)
@@ -118,12 +119,12 @@ def asked_for(home: Home) -> Accepts | None:
 
 
 def of_home(home: Home) -> Accepts:
-    """Returns the passwords of a home that a read-only page accepts: each of them."""
+    """Returns the passwords of a home that a read-only page accepts: all of them."""
     return Passwords(home, *_USERS)
 
 
 def named_by(*variables: str) -> Accepts | None:
-    """Returns the passwords that environment variables hold; None if none of them holds one."""
+    """Returns the passwords in environment variables; None if no variable has one."""
     given = [os.environ[name].encode() for name in variables if os.environ.get(name)]
     if not given:
         return None

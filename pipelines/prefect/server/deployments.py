@@ -1,4 +1,4 @@
-"""Work pools, their queues, and a deployment of each of our flows: Prefect workers take their flow runs from there."""
+"""Work pools, their queues, and a deployment of each of our flows. Prefect workers take flow runs from the pools."""
 
 import contextlib
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ RECORD_VARIABLE = "rpg_record"
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Worker settings of one of our flows. The flow is named as text, so that submitting does not import it."""
+    """Settings with which workers run one of our flows. The flow is named as text, so that submitting does not import
+    it."""
 
     flow: str
     """The flow's name on the server."""
@@ -32,7 +33,8 @@ class Deployment:
 
     @property
     def job(self) -> dict[str, str]:
-        """Command with which a worker starts a flow run, see `pipelines.prefect.flows.workers.flow_process`."""
+        """Returns the command with which a worker starts a flow run; see
+        `pipelines.prefect.flows.workers.flow_process`."""
         return {"command": "python -P -m pipelines.prefect.flows.workers.flow_process"}
 
     def name_in(self, pool: str) -> str:
@@ -139,8 +141,8 @@ def renew_deployments(home: Home, url: str, pool: str = POOL) -> None:
 
 
 def name_record(home: Home, url: str, place: str) -> None:
-    """Sets the server's Prefect variable with the address of its workers' record, unless somebody has set an address
-    for other machines.
+    """Sets the server's Prefect variable with the address of its workers' record, unless a user has set an address for
+    other machines.
 
     Args:
         place: the URL of the record's web application on this machine.
@@ -156,7 +158,7 @@ def name_record(home: Home, url: str, place: str) -> None:
 
 
 def record_pages(client: "SyncPrefectClient") -> str:
-    """Returns the URL of the web application with the record's report pages; empty if the server names none."""
+    """Returns the URL of the web application with the record's report pages; empty if the server does not name it."""
     variable = client.read_variable_by_name(RECORD_VARIABLE)
     place = "" if variable is None else str(variable.value)
     return place.rstrip("/") if place.startswith(("http://", "https://")) else ""

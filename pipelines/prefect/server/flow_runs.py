@@ -1,4 +1,4 @@
-"""The flow runs of experiments' runs on a Prefect server: open ones, begun ones, and their states."""
+"""Queries for the flow runs of experiments' runs on a Prefect server, and their states."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 LIVE = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
-"""The types of states of flow runs that have not ended. A crashed flow run that a worker lists may continue too."""
+"""State types of flow runs that have not ended. A crashed flow run that a worker lists may continue too."""
 OPEN = (*LIVE, "CRASHED")
-"""Live states, and crashed: a worker may schedule such a flow run again."""
+"""Live states and crashed, because a worker may schedule a crashed flow run again."""
 _PAGE = 200
 
 
 def flow_runs(
     client: "SyncPrefectClient", types: Sequence[str], *, name: str = "", experiment: str = "", study: str = ""
 ) -> Iterator["FlowRun"]:
-    """Yields the flow runs of experiments' runs, or those of a study, in states of some types.
+    """Yields the flow runs of experiments' runs, or of a study, whose states are of these types.
 
     Args:
         name: only flow runs with this name on the dashboard; empty means all.
@@ -51,7 +51,7 @@ def flow_runs(
 
 
 def pages(read: Callable[[int, int], Sequence[Item]]) -> Iterator[Item]:
-    """Yields all items of a paged query of the server. `read`: returns a page, by its length and its offset."""
+    """Yields all items of a paged query. `read`: function that returns a page, given its length and offset."""
     offset, page = 0, _PAGE
     while page == _PAGE:
         found = read(_PAGE, offset)
@@ -98,7 +98,8 @@ def is_unchanged(client: "SyncPrefectClient", flow_run: "FlowRun") -> bool:
 
 
 def has_begun(flow_run: "FlowRun") -> bool:
-    """Returns whether a worker has ever begun the flow run. Its start time does not tell: any final state sets it."""
+    """Returns whether a worker has ever begun the flow run. The start time does not show this, because any final state
+    sets it."""
     return flow_run.run_count > 0
 
 

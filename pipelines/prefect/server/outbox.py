@@ -1,4 +1,5 @@
-"""A flow's pending messages to Prefect while its stages work, and the server's requests to stop, in a separate thread.
+"""A thread that sends a flow's pending messages to Prefect while its stages work, and reads the server's requests to
+stop.
 
 An outage of the server, of its database or of the network never reaches a stage. A message waits until the server
 accepts it; a newer one of the same key replaces it. Messages that are unsent when the flow ends are kept on disk, and
@@ -31,9 +32,9 @@ _ROUND_SECONDS = 2.5
 """Seconds between two reads of the flow run's state on the server; messages are sent after each."""
 _REQUEST_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 10.0
-"""Most seconds between two rounds while the server does not answer."""
+"""Longest time in seconds between two rounds while the server does not answer."""
 _LAST_PAUSE_SECONDS = 0.5
-"""Seconds between two rounds when the flow has ended and waits."""
+"""Seconds between two rounds once the flow has ended and waits for them."""
 SUSPENDED = "suspended on the server"
 _REFUSED = {400, 404, 405, 409, 413, 422}
 """HTTP statuses after which the server would refuse the same message again."""
@@ -61,7 +62,8 @@ class Outbox(Messages):
             threading.Thread(target=self._work, args=arguments, name="outbox", daemon=True).start()
 
     def close(self, seconds: float, *, schedule: bool = False) -> bool:
-        """Waits at most `seconds` until everything is sent and the server has answered once more; then stops sending.
+        """Waits until everything is sent and the server has answered once more, but at most `seconds`. Then stops
+        sending.
 
         Returns whether everything was sent. Unsent messages are kept on disk for `deliver`.
 
@@ -112,7 +114,7 @@ class Outbox(Messages):
             self.request = stop_request(client.read_flow_run(flow_run_id))
 
     def _give_back(self, client: "SyncPrefectClient", flow_run_id: UUID) -> bool:
-        """Schedules the flow run again. Returns False if its state has just changed: read it again."""
+        """Schedules the flow run again. Returns False if its state has just changed, so that it must be read again."""
         from prefect.exceptions import ObjectNotFound
 
         with contextlib.suppress(ObjectNotFound):
@@ -144,7 +146,7 @@ class Outbox(Messages):
 
 
 def stop_request(flow_run: "FlowRun") -> StopRequest | None:
-    """Returns the request to the process that executes a flow run, by the run's state on the server.
+    """Returns the request to stop that the server's state of a flow run stands for.
 
     A suspended flow run without a deployment is cancelled: no worker would take it when it is resumed.
     """
@@ -191,7 +193,8 @@ def _present(client: "SyncPrefectClient", message: Message) -> UUID | None:
 
 
 def _without_nul(value: Any) -> Any:
-    """Returns plain data without NUL characters, which a process may print and PostgreSQL accepts in no text."""
+    """Returns plain data without NUL characters: a process may print them, but PostgreSQL does not accept them in
+    texts."""
     if isinstance(value, str):
         return value.replace("\0", "")
     if isinstance(value, dict):
@@ -201,7 +204,7 @@ def _without_nul(value: Any) -> Any:
 
 def schedule_again(client: "SyncPrefectClient", flow_run: "FlowRun", reason: str) -> bool:
     """Lets any worker of the flow run's pool take it, unless its state has changed since it was read, for example
-    because it was cancelled. It keeps its place in the queue: before all that were submitted later.
+    because it was cancelled. The flow run keeps its place in the queue, before all that were submitted later.
 
     Returns whether it was scheduled.
     """
@@ -230,7 +233,7 @@ def unsent_file(home: Home, flow_run_id: str) -> Path:
 
 @contextlib.contextmanager
 def _refusals_noted(name: str) -> Iterator[None]:
-    """Ignores a message that the server will never accept."""
+    """Skips a message that the server will never accept."""
     import httpx
 
     try:
@@ -244,7 +247,7 @@ def _refusals_noted(name: str) -> Iterator[None]:
 
 
 def _client_settings() -> dict[Any, Any]:
-    """Returns the settings of the thread's own client: the caller's server, no retries of its own, and no long wait."""
+    """Returns the settings of the thread's own client: the caller's server, no retries, and a short timeout."""
     from prefect.settings import (
         PREFECT_API_AUTH_STRING,
         PREFECT_API_KEY,

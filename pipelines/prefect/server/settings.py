@@ -1,4 +1,4 @@
-"""Settings of Prefect's processes through their environment, here and in docker-compose.yml."""
+"""Settings of Prefect's processes through environment variables, for `rpg up` and docker-compose.yml."""
 
 import os
 from pathlib import Path
@@ -36,19 +36,23 @@ SHARED_STATE = {
 API_ONLY = {"PREFECT__SERVER_WEBSERVER_ONLY": "1"}
 """Variables of a process that answers requests and leaves the background services to another."""
 HOSTS_VARIABLE = "RPG_TRUSTED_HOSTS"
-"""Environment variable: comma-separated names under which a proxy passes others' requests on to our servers."""
+"""Environment variable: comma-separated host names under which a proxy forwards other machines' requests to our
+servers."""
 PUBLIC_VARIABLE = "PREFECT_SERVER_UI_API_URL"
-"""Prefect's environment variable: the API's URL for a browser, for example behind a proxy; the dashboard uses it."""
+"""Prefect's environment variable: the API's URL as a browser sees it, for example behind a proxy. The dashboard uses
+it."""
 ORIGINS_VARIABLE = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"
 """Prefect's environment variable: comma-separated origins of pages that may send requests to an API."""
 RECORD_PATH = "/rpg/record"
-"""Path beside the API that returns the Prefect variable with the address of the record, to readers too."""
+"""Path on the API's server that returns the Prefect variable with the record's address. The read-only password is
+enough."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """The names by which programs of this machine reach a server."""
 
 
 def trusted_hosts() -> tuple[str, ...]:
-    """Returns the names in RPG_TRUSTED_HOSTS, under which a proxy passes others' requests on to our servers."""
+    """Returns the host names in RPG_TRUSTED_HOSTS, under which a proxy forwards other machines' requests to our
+    servers."""
     return tuple(name.strip().lower() for name in os.environ.get(HOSTS_VARIABLE, "").split(",") if name.strip())
 
 
@@ -80,7 +84,7 @@ def public_url(url: str) -> str:
 
 
 def client_environment(home: Home, url: str, auth_string: str = "") -> dict[str, str]:
-    """Returns the environment of our processes that call an API; they send it `auth_string`, empty for none."""
+    """Returns the environment of our processes that call an API. They send it `auth_string`; empty if it needs none."""
     environment = {
         "PREFECT_HOME": str(home.prefect),
         "PREFECT_PROFILES_PATH": str(home.prefect / "profiles.toml"),
@@ -97,7 +101,7 @@ def sqlite_file(home: Home) -> Path:
 
 
 def embedded_environment(home: Home, url: str) -> dict[str, str]:
-    """Returns the environment of the one API process on SQLite. Its background services are clients of the API too."""
+    """Returns the environment of the one API process on SQLite. Its background services also call the API."""
     return client_environment(home, url, own_string(home)) | {
         **_of_every_server(home, url, own_string(home)),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{quote(str(sqlite_file(home)))}",

@@ -1,4 +1,5 @@
-"""A SQLite database of Prefect's for a new home: the result of its hundred migrations of an empty database.
+"""A template of Prefect's SQLite database for a new home: the result of about a hundred migrations of an empty
+database.
 
 Migrating takes longer than a tiny run. The first server of this user that migrates a new home's database leaves a copy
 in the user's own cache, and each further home of the same version of Prefect starts with that copy.
@@ -21,12 +22,12 @@ from specs.machine.own_cache import place_to_save_time
 _SCHEMAS = {"3.7.7": "957e223c8b49fe8c0717f359356186b839ddd565bda8677d5b180eda1ff3ac63"}
 """Version of Prefect -> digest of the schema that its migrations make. For other versions no template is kept."""
 _MIGRATED = ("alembic_version", "block_schema", "block_schema_reference", "block_type")
-"""Tables that migrations fill. A server fills others, with runs or with a key of its own."""
+"""Tables that migrations fill. A running server fills others, with runs or with its own key."""
 
 
 def begin_with_template(database: Path) -> bool:
-    """Copies the template to a path without a database. Returns whether the path had none: without a template, the
-    server that makes the database should keep one."""
+    """Copies the template to a path without a database. Returns whether the path had no database. If there is no
+    template either, the server that makes the database should keep one."""
     if database.exists():
         return False
     if template := _template():

@@ -1,4 +1,4 @@
-"""Runs that wait for a worker, or were cancelled before one began them. Only a server knows them.
+"""Runs that wait for a worker, or were cancelled before a worker began them. Only a server knows them.
 
 The process that serves the record lists them, so that a read-only user needs no call of the Prefect API.
 """
@@ -12,9 +12,9 @@ from pipelines.prefect.server.deployments import EXPERIMENTS
 from pipelines.prefect.server.flow_runs import LIVE, pages
 
 _CANCELLED = 1000
-"""Cancelled flow runs that are read, the latest first: a server keeps all of them."""
+"""Largest number of cancelled flow runs that are read, latest first, because a server keeps all of them."""
 Post = Callable[[str, dict[str, Any]], Any]
-"""Function that sends JSON to a path below an API's URL, and returns the JSON of the answer."""
+"""Function that posts JSON to a path below an API's URL, and returns the JSON of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def _flow_runs(post: Post) -> Iterator[dict[str, Any]]:
 
 
 def _listed(post: Post, types: Sequence[str], sort: str) -> Iterator[dict[str, Any]]:
-    """Yields our flow runs in states of some types, as the API returns them."""
+    """Yields our flow runs whose states are of these types, as the API returns them."""
     body = {
         "flows": {"name": {"any_": [EXPERIMENTS.flow]}},
         "flow_runs": {"state": {"type": {"any_": list(types)}}},

@@ -1,4 +1,5 @@
-"""PostgreSQL and Redis of the server profile: on loopback, with passwords, their data under the home's services/."""
+"""PostgreSQL and Redis of the server profile. They listen on loopback, require passwords, and keep their data in the
+home's services/."""
 
 import os
 import pwd
@@ -17,7 +18,7 @@ from pipelines.prefect.server.credentials import password
 from pipelines.prefect.services.supervisord import Program
 
 _DEBIAN = Path("/usr/lib/postgresql")
-"""Debian keeps each major version of PostgreSQL in a directory of its own there, outside PATH."""
+"""Directory in which Debian keeps a directory for each major version of PostgreSQL, outside PATH."""
 _SERVER_USER = "postgres"
 """User that runs PostgreSQL if the caller is root, which PostgreSQL refuses. Debian's package creates it."""
 PREFECT_DATABASE = "prefect"
@@ -131,7 +132,7 @@ class Postgres:
 
 @dataclass(frozen=True, slots=True)
 class Redis:
-    """Events, leases and queues of the Prefect server, with an append-only file."""
+    """Redis with an append-only file, for the Prefect server's events, leases and queues."""
 
     home: Home
     binary: str
@@ -212,7 +213,7 @@ def _user() -> str:
 
 
 def _let_in(user: str, home: Home, data: Path) -> None:
-    """Gives the user the directory, and access through the home to it, which no other user gets.
+    """Makes the user the owner of the directory, and lets only this user reach it through the home.
 
     Raises ServiceError if a directory above the home denies the user access, or the home belongs to another group.
     """
@@ -234,7 +235,7 @@ def _let_in(user: str, home: Home, data: Path) -> None:
 
 
 def _run_as(user: str, command: list[str]) -> "subprocess.CompletedProcess[str]":
-    """Runs a command to its end as another user, in only that user's own group; an empty user means this one."""
+    """Runs a command to its end as another user, in that user's own group only. An empty user means the current one."""
     identity: dict[str, Any] = {}
     if user:
         identity = {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}

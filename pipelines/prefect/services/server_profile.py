@@ -1,5 +1,5 @@
-"""The server profile, which adds PostgreSQL, Redis, a process of background services and a password to the embedded
-one."""
+"""The server profile. It adds PostgreSQL, Redis, a process of background services and a password to the embedded
+profile."""
 
 import importlib.util
 import os
@@ -36,8 +36,8 @@ class ServerProfile:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Returns the environment of the Prefect server's processes. `start_backends` has registered the block types
-        before them."""
+        """Returns the environment of the Prefect server's processes. They need not register block types, because
+        `start_backends` did."""
         return server_environment(
             self.home,
             self.url,
@@ -48,7 +48,7 @@ class ServerProfile:
 
     @property
     def backends(self) -> list[Program]:
-        """Returns the backends that have to answer before any process of the Prefect server starts."""
+        """Returns the backends that must answer before any process of the Prefect server starts."""
         return [self.postgres.program(), self.redis.program()]
 
     def start_backends(self, supervisor: Supervisor) -> None:
@@ -80,7 +80,7 @@ class ServerProfile:
             sys.executable,
             "-P",
             "-m",
-            "pipelines.prefect.server.terse",
+            "pipelines.prefect.server.outage_log",
             "prefect",
             "server",
             "services",

@@ -47,9 +47,9 @@ class Wanted:
     port: int = 0
     """Port of the Prefect dashboard; 0 means `next_port`."""
     profile: Profile | None = None
-    """The profile; None means the one that is up, else embedded."""
+    """The profile. None means the profile that is up, else embedded."""
     workers: int = 0
-    """Number of workers; 0 means as many as are up, else one."""
+    """Number of workers. 0 means as many as are up, else one."""
 
 
 def up(home: Home, wanted: Wanted, *, say: Callable[[str], None] = lambda _: None) -> Services:
@@ -95,13 +95,13 @@ def stay(home: Home, services: Services) -> bool:
 
 
 def give_back(home: Home, services: Services) -> None:
-    """Ends all programs that are up; the workers' runs save and go back to the queue."""
+    """Ends all programs that are up. The workers' runs save their state and go back to the queue."""
     end_supervisor(services.supervisor)
     services_file(home).unlink(missing_ok=True)
 
 
 def _refuse_another(services: Services, supervisor: Supervisor, wanted: Wanted) -> None:
-    """Raises ServiceError if other settings are up than the requested ones."""
+    """Raises ServiceError if programs with other settings than the requested ones are up."""
     workers = len([process for process in supervisor.states() if process.program == "worker"])
     differences = {
         f"--profile {wanted.profile}": wanted.profile not in (None, services.profile),
@@ -165,7 +165,7 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
 
 
 def next_port(home: Home) -> int:
-    """Returns the dashboard's default port: the last one, at first 4200, or any free one."""
+    """Returns the dashboard's default port: the last one that this home used, at first 4200, or any free port."""
     return free_port(read_json(_port_file(home)).get("port") or DEFAULT_PORT)
 
 
@@ -206,8 +206,8 @@ def _studies_page(port: int, environment: dict[str, str], say: Callable[[str], N
 
 
 def _wait_for_page(supervisor: Supervisor, page: Program, say: Callable[[str], None]) -> str:
-    """Waits until the page answers and returns its address; empty, with the reason as a message, if it does not
-    start: the other programs continue."""
+    """Waits until the page answers and returns its address. If it does not start, prints the reason and returns an
+    empty text; the other programs continue."""
     try:
         supervisor.wait_for_address(page)
     except ServiceError as error:
@@ -218,7 +218,7 @@ def _wait_for_page(supervisor: Supervisor, page: Program, say: Callable[[str], N
 
 
 def _is_free(port: int, home: Home) -> bool:
-    """Returns whether the port is free, and stays free after the programs of a killed supervisord have ended."""
+    """Returns whether the port is free, once the programs of a killed supervisord have ended."""
     deadline = time.monotonic() + (GRACE_SECONDS if services_file(home).exists() else 0.0)
     while True:
         with socket.socket() as probe:
@@ -241,7 +241,8 @@ def down(home: Home) -> bool:
 
 
 def _cancel_runs(home: Home, supervisor: Supervisor) -> None:
-    """Stops the workers' flows like a cancel. A worker that ends normally would give its runs back to the queue."""
+    """Stops the workers' flows as `rpg cancel` does. A worker that ends normally would give its runs back to the
+    queue."""
     workers: dict[str, psutil.Process] = {}
     try:
         for pid in supervisor.pids("worker"):

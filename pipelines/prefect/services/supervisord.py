@@ -1,4 +1,4 @@
-"""supervisord, which keeps the programs of `rpg up` alive: it restarts each one that ends."""
+"""Control of supervisord, which keeps the programs of `rpg up` alive: it restarts each program that ends."""
 
 import contextlib
 import http.client
@@ -28,10 +28,10 @@ from specs.machine.files import replacing
 from specs.machine.liveness import began_with, is_alive
 
 _CLOSING_SECONDS = 30.0
-"""Seconds that a program has to end before it is killed, besides the time in which a worker's runs save a
+"""Seconds that a program has to end before it is killed, in addition to the time that a worker's runs need to save a
 checkpoint."""
 _OTHERS_SECONDS = 120.0
-"""Seconds that supervisord has to end all programs but the worker, one after another."""
+"""Seconds that supervisord needs to end all programs except the worker, one after another."""
 _POLL_SECONDS = 0.1
 
 
@@ -44,16 +44,17 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that are added to the environment of `rpg up`."""
     log: str = ""
-    """The name of its file under logs/; empty means the program's name and `.log`."""
+    """The name of the program's file under logs/. Empty means the program's name and `.log`."""
     processes: int = 1
-    """Number of its processes."""
+    """Number of processes of the program."""
     port: int = 0
-    """A port of this machine that supervisord opens; all processes of the program have it as standard input. 0:
-    none."""
+    """Port of this machine that supervisord opens. All processes of the program have its socket as standard input. 0:
+    no port."""
     address: str = ""
-    """A URL: a GET of it has status 200 once the program is ready. Empty if the program has none."""
+    """URL that answers a GET request with status 200 once the program is ready. Empty if the program has no such
+    URL."""
     user: str = ""
-    """The user that runs it; empty means the calling user."""
+    """The user that runs the program. Empty means the calling user."""
     directory: str = field(default_factory=os.getcwd)
     stop_signal: str = "SIGTERM"
 
@@ -140,12 +141,12 @@ class Supervisor:
         self._order("startAllProcesses", False)
 
     def stop(self, program: str) -> None:
-        """Asks a program's processes to end until `run` is called for it; does not wait."""
+        """Asks a program's processes to end, and to stay ended until `run` is called. Does not wait."""
         self._order("stopProcessGroup", program, False)
 
     def wait(self, program: Program, ready: Callable[[], bool], timeout: float = START_SECONDS) -> None:
-        """Waits until `ready` returns true. Raises ServiceError when a process of the program ends first, or time is
-        up."""
+        """Waits until `ready` returns true. Raises ServiceError if a process of the program ends first, or if the time
+        is up."""
         log = self._home.logs / program.log_name
         started = set(self.pids(program.name))
         deadline = time.monotonic() + timeout
@@ -230,7 +231,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def end_supervisor(record: ProcessRecord) -> bool:
-    """Ends supervisord and, before it, its programs, the last one of the list first; also programs that a killed
+    """Ends supervisord after its programs, the last program of the list first; also ends programs that a killed
     supervisord has left. Returns whether anything was alive."""
     if is_alive(record.pid, record.started):
         os.kill(record.pid, signal.SIGTERM)
@@ -258,7 +259,8 @@ def _program_seconds() -> float:
 
 
 def _session_members(record: ProcessRecord) -> list[psutil.Process]:
-    """Returns the living processes of supervisord's session: its programs. They are asked to end when it is killed."""
+    """Returns the living processes of supervisord's session, which are its programs. They are asked to end if
+    supervisord is killed."""
     members = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):

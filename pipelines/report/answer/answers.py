@@ -31,7 +31,8 @@ def answers(
     first: str = "",
     scale: Scale | None = None,
 ) -> list[Answer]:
-    """Returns an answer for each dataset with results, in the order given; two if only some runs have a graded reward.
+    """Returns an answer for each dataset with results, in the given order; two answers if only some runs have a graded
+    reward.
 
     Args:
         groups: tables compare the others with the first one, unless `first` names another.
@@ -80,8 +81,8 @@ def answers_of(
     evaluated: Mapping[str, BySteps] | None = None,
     graded: evidence.Graded | None = None,
 ) -> list[Answer]:
-    """Returns the answers on accuracy, at the level in the runs' spec. If a mixture of training sets was trained on,
-    the claims hold jointly over the evaluation sets, and the headline names each.
+    """Returns the answers on accuracy, at the confidence level of the runs' spec. If training used a mixture of sets,
+    the claims hold jointly over the evaluation sets, and the headline names each set.
 
     Args:
         names: names of the requested experiments, whose earlier answers count; empty for single runs.
@@ -106,7 +107,7 @@ def answers_of(
 
 
 def confidence_of(groups: Sequence[Group]) -> float:
-    """Returns the level of the intervals in the first run's spec."""
+    """Returns the confidence level in the first run's spec."""
     return groups[0].runs[0].spec.evaluation.confidence
 
 
@@ -117,8 +118,8 @@ def answers_of_other_measures(
     *,
     confidence: float = 0.95,
 ) -> list[Answer]:
-    """Returns the answers on pass@k and maj@k of the checkpoints with a known accuracy: the same intervals, of each
-    problem's score.
+    """Returns the answers on pass@k and maj@k for the checkpoints whose accuracy is known. The intervals are computed
+    like those of accuracy, from each problem's score.
 
     A group with fewer samples of a problem than a measure needs is left out of it.
     """
@@ -146,8 +147,8 @@ def answers_of_other_measures(
 
 
 def _measured_on(group: Group, dataset: str) -> bool:
-    """Returns whether the dataset is a planned evaluation set of a group without results. A set without a name in
-    the spec may be any dataset."""
+    """Returns whether the dataset is a planned evaluation set of a group without results. A set without a name in the
+    spec matches any dataset."""
     named = {source.name for run in group.runs for source in run.spec.data.evaluation}
     return not named or dataset in named or not all(named)
 
@@ -197,8 +198,8 @@ def _answer(
 
 
 def _against(outcome: Outcome, first: str, said: Verdict, intervals: Verdict) -> Outcome:
-    """Returns the outcome with its difference from the first group. `intervals`: verdict with the intervals of
-    differences, also for groups about which `said` says nothing."""
+    """Returns the outcome with its difference from the first group. `intervals`: verdict with the intervals of all
+    differences, including groups that `said` leaves out."""
     if outcome.label == first:
         return outcome
     interval = intervals.over(outcome.label, first)

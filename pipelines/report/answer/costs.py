@@ -1,4 +1,4 @@
-"""The price of a gain: drift from the policy before training, and scores on sets that are not answered."""
+"""Costs of a gain: drift from the policy before training, and scores on sets that are scored by likelihood."""
 
 from collections.abc import Collection, Sequence
 
@@ -18,7 +18,7 @@ from specs.rules.study import EVALUATED
 from storage import Store
 
 _COMPARED = ("drift/reverse", "drift/forward")
-"""Measures of drift that reports and comparisons show; `evaluations` has those of whole responses too."""
+"""Measures of drift that reports and comparisons show. The table `evaluations` also has those per response."""
 _DRIFT = """
     SELECT direction, dataset, run_id, step, problem_id, avg(logprob - initial_logprob), avg(num_tokens), min(cluster)
     FROM drift_samples WHERE list_contains(?, run_id) GROUP BY ALL ORDER BY ALL
@@ -54,8 +54,8 @@ def costs_of(
 
 
 def drifts(store: Store, run_ids: Sequence[str]) -> tuple[Measured, dict[str, dict[str, str]]]:
-    """Returns drift per token and per response in both directions, 0 before training; and by dataset and problem the
-    clusters of problems that share something."""
+    """Returns drift per token and per response in both directions, which is 0 before training. Also returns, by dataset
+    and problem, the clusters of problems that share something."""
     found: Measured = {}
     clusters: dict[str, dict[str, str]] = {}
     rows = store.query(_DRIFT, [list(run_ids)]).rows
@@ -76,7 +76,8 @@ def drifts(store: Store, run_ids: Sequence[str]) -> tuple[Measured, dict[str, di
 
 
 def retention(store: Store, run_ids: Sequence[str]) -> Measured:
-    """Returns the scores of sets that are not answered, by metric. Bytes weight the pieces of a text."""
+    """Returns the scores of sets that are scored by likelihood, by metric. The pieces of a text are weighted by their
+    bytes."""
     tables: dict[tuple[str, str, str, int], list[tuple[str, float, int | None]]] = {}
     for metric, dataset, run_id, step, item, value, num_bytes in store.query(_SCORES, [list(run_ids)]).rows:
         tables.setdefault((metric, dataset, run_id, step), []).append((item, value, num_bytes))
@@ -93,14 +94,14 @@ def retention(store: Store, run_ids: Sequence[str]) -> Measured:
 
 
 def measured_by(store: Store, run_ids: Sequence[str], metric: str, dataset: str) -> BySteps:
-    """Returns one of these measures on a set: run -> step -> value by problem."""
+    """Returns one measure on one set: run -> step -> value by problem."""
     measured = drifts(store, run_ids)[0] if metric.startswith("drift/") else retention(store, run_ids)
     return measured.get(metric, {}).get(dataset, {})
 
 
 def frontier_charts(gains: Sequence[Answer], costs: Sequence[Answer], drawn: Sequence[DrawnGroup]) -> list[Chart]:
-    """Returns a chart of the gain on the first evaluation set over each cost: a dot for each group, with the interval
-    of its gain."""
+    """Returns a chart for each cost, which shows the gain on the first evaluation set over the cost: a dot per group,
+    with the interval of its gain."""
     gained = {outcome.label: outcome for outcome in gains[0].outcomes} if gains else {}
     colors = {each.group.label: each.color for each in drawn if not each.pale}
     charts = []

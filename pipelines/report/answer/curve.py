@@ -1,5 +1,5 @@
-"""Accuracy over training: each group's at each step at which all its runs were evaluated, and the runs that fell
-behind."""
+"""Accuracy over training: the accuracy of each group at each step at which all its runs were evaluated, and the runs
+that are behind."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def accuracies_by_step(
     clusters: Mapping[str, Mapping[str, str]] | None = None,
     graded: evidence.Graded | None = None,
 ) -> list[Accuracy]:
-    """Returns one curve for each dataset and group, in the order given; with intervals and spread of the seeds like
+    """Returns one curve for each dataset and group, in the given order, with intervals and spread of the seeds like
     `Outcome.after`."""
     results = []
     parts = (
@@ -53,8 +53,8 @@ def accuracies_by_step(
 
 
 def left_behind(groups: Sequence[Group], evaluated: Mapping[str, BySteps]) -> list[str]:
-    """Returns a sentence for each finished run whose last evaluation is at an earlier step than another run's of its
-    group."""
+    """Returns a sentence for each finished run whose last evaluation is at an earlier step than that of another run of
+    its group."""
     sentences = []
     for dataset, by_run in evaluated.items():
         for group in groups:

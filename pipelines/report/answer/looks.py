@@ -1,4 +1,5 @@
-"""Earlier interim analyses of an experiment's answer: each uses a share of the error that all of them may make."""
+"""Earlier interim analyses of an experiment's answer. Each uses a share of the error probability that all of them
+together may have."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ def note_looks(home: Home, names: Sequence[str]) -> None:
 
 
 def earlier_looks(home: Home, name: str) -> list[float]:
-    """Returns the numbers of seeds at which an experiment's answer was shown, if lower than the present number."""
+    """Returns the numbers of seeds, below the present number, at which an experiment's answer was shown."""
     looks = looks_of(home, name)
     return [look for look in looks if look < seeds_ended(evidence.experiment_groups(home, name))] if looks else []
 

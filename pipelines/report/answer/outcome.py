@@ -9,7 +9,7 @@ from rpg.statistics.apart import SeedApart
 
 ACCURACY = "accuracy"
 SCORE = "score"
-"""The measure of graded rewards, in their own units; all others are shares."""
+"""The measure of graded rewards, in their own units. All other measures are shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,32 +19,34 @@ class Outcome:
     label: str
     dataset: str
     measure: str
-    """ACCURACY, SCORE, pass@k or maj@k; drift, or the metric of a set that is not answered."""
+    """ACCURACY, SCORE, pass@k, maj@k, a measure of drift, or the metric of a set that is scored by likelihood."""
     after: Interval
-    """The measure at `step`, failed seeds at its worst value, if it has one."""
+    """The measure at `step`. Failed seeds count with its worst value, if it has one."""
     before: Interval | None
     """Accuracy of the base model; None if it was not evaluated."""
     gain: Interval | None
-    """after - before, paired by problem and seed; None also if a seed failed, or if several have not ended."""
+    """after - before, paired by problem and seed. None if there is no `before`, if a seed failed, or if several have
+    not ended."""
     against_first: Interval | None
-    """after minus that of the first group, as in the verdict; None for the first group itself, and if the two cannot
-    be compared."""
+    """after minus the first group's after, as in the verdict. None for the first group itself, and if the two cannot be
+    compared."""
     num_seeds: int
     """Number of seeds, failed ones included."""
     num_problems: int
     step: int
-    """Step of the evaluation: if groups are compared, the last one that all have."""
+    """Step of the evaluation. If groups are compared, the last step that all of them have."""
     num_failed: int = 0
     as_is: bool = False
-    """Whether the models were only measured: nothing was trained, and the weights differ."""
+    """Whether the models were only measured: nothing was trained, and their weights differ."""
     differs: bool = False
-    """Whether the verdict distinguishes it from the first group."""
+    """Whether the verdict distinguishes the group from the first one."""
     apart: SeedApart | None = None
-    """The seed whose gain, or whose measure without a gain, is far from the others'."""
+    """The seed whose gain is far from the other seeds'. If there is no gain, the seed whose measure is."""
     chosen: bool = False
-    """Whether its model was selected on these problems, so that the figure is biased upward."""
+    """Whether the group's model was selected on these problems, so that the figure is biased upward."""
     is_share: bool = True
-    """Whether the measure is a share, shown in percent and points; any other is shown in its own units."""
+    """Whether the measure is a share, which is shown in percent and points. Other measures are shown in their own
+    units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,11 @@ class Answer:
     sentences: tuple[str, ...]
     """The headline, sentence by sentence."""
     level: float = 0.95
-    """Confidence of the intervals of gains and differences."""
+    """Confidence level of the intervals of gains and differences."""
     num_sets: int = 1
-    """Number of evaluation sets over which the claims hold jointly: those of a mixture, else only this one."""
+    """Number of evaluation sets over which the claims hold jointly: all sets of a mixture, else only this one."""
     clusters: Mapping[str, str] = field(default_factory=dict)
-    """Problem -> its cluster, for problems that share one."""
+    """Problem -> its cluster, for problems that share a cluster."""
 
     @property
     def text(self) -> str:
@@ -95,7 +97,7 @@ def outcomes_of(found: Sequence[Answer]) -> list[Outcome]:
 
 
 def clusters_of(found: Sequence[Answer]) -> dict[str, Mapping[str, str]]:
-    """Returns dataset -> problem -> its cluster."""
+    """Returns the cluster of each problem, by dataset and problem."""
     return {answer.dataset: answer.clusters for answer in found}
 
 
@@ -108,6 +110,6 @@ def headline(found: Sequence[Answer]) -> str:
 
 
 def only_these_weights(results: Sequence[Outcome]) -> bool:
-    """Returns whether all intervals come from one seed each although models were trained, so that they say nothing
-    about training."""
+    """Returns whether models were trained with only one seed each, so that the intervals say nothing about training in
+    general."""
     return all(outcome.after.holds_for == THESE_WEIGHTS and not outcome.as_is for outcome in results)

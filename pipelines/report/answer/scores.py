@@ -1,4 +1,4 @@
-"""Tables of scores, [seeds, problems], measured at the same step on the same problems."""
+"""Tables of scores, [seeds, problems], at the same step and on the same problems."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def by_scale(by_run: BySteps, graded: Mapping[str, float | None]) -> list[tuple[
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Confidence of the intervals, and the scope of their claims."""
+    """Confidence level of intervals, and the number of sets that their claims cover."""
 
     confidence: float
     looks: tuple[float, ...]
@@ -46,21 +46,21 @@ class Level:
 
     @property
     def of_claims(self) -> float:
-        """Confidence of the claims on one set."""
+        """Returns the confidence level of the claims on one set."""
         return 1 - (1 - self.confidence) / self.num_sets
 
     @property
     def known(self) -> Any:
-        """Arguments of every interval. Shares are recognised by their values."""
+        """Returns the arguments for every interval. Shares are recognised by their values."""
         return {"confidence": self.confidence, "shares": None if self.scale.shares else False}
 
     def of(self, problems: Sequence[str]) -> list[str] | None:
-        """Returns the cluster of each problem; a problem without a name is a cluster of its own."""
+        """Returns the cluster of each problem. A problem without a name is its own cluster."""
         known = self.clusters
         return [known.get(problem, problem) for problem in problems] if known else None
 
     def at(self, num_seeds: int) -> float:
-        """Returns the confidence level of gains and differences if the largest arm has this many seeds."""
+        """Returns the confidence level of gains and differences, given the number of seeds of the largest arm."""
         return level(self.of_claims, len({look for look in self.looks if 1 < look < num_seeds}))
 
 
@@ -70,28 +70,29 @@ class Table:
 
     problems: tuple[str, ...]
     after: np.ndarray
-    """Scores after training; rows of NaN for failed seeds come last."""
+    """Scores after training. Failed seeds are rows of NaN at the end."""
     before: np.ndarray | None
     """Scores of the base model, for the seeds that did not fail."""
     step: int
     num_failed: int
     counted: bool
-    """Whether its runs have ended, so that it can be compared with others."""
+    """Whether the group's runs have ended, so that it can be compared with others."""
 
     def counted_with(self, worst: float | None) -> np.ndarray:
-        """Returns the scores with failed seeds at the worst value; without these seeds if there is no worst value."""
+        """Returns the scores with failed seeds at the worst value, or without them if there is no worst value."""
         lost = np.isnan(self.after)
         return self.after[~lost.any(axis=1)] if worst is None else np.where(lost, worst, self.after)
 
     def reach(self, worst: float | None) -> float:
-        """Returns the distance from the worst value to the best seed; 0 if all failed, or no worst value is known."""
+        """Returns the distance from the worst value to the best seed; 0 if all seeds failed, or if no worst value is
+        known."""
         means = [float(row.mean()) for row in self.after if not np.isnan(row).any()]
         return max((abs(mean - worst) for mean in means), default=0.0) if worst is not None else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Score tables of the groups that have one, by label, and whether they are comparable."""
+    """Score tables by group, for the groups that have one, and whether they are comparable."""
 
     of_group: Mapping[str, Table]
     shared: bool
@@ -99,13 +100,13 @@ class Tables:
 
     @property
     def most_seeds(self) -> int:
-        """Number of seeds of the group that has most."""
+        """Returns the number of seeds of the largest group."""
         return max(len(table.after) for table in self.of_group.values())
 
 
 @dataclass(frozen=True, slots=True)
 class _Evaluated:
-    """A group's runs with results, by step; for a trained policy, the steps after training began."""
+    """Results of a group's runs by step. For a trained policy they begin after the start of training."""
 
     runs: tuple[Mapping[int, Scores], ...]
     before: tuple[Scores, ...]
@@ -115,7 +116,7 @@ class _Evaluated:
     counted: bool
 
     def steps(self) -> set[int]:
-        """Returns the steps at which all of them were evaluated."""
+        """Returns the steps at which all runs were evaluated."""
         return set.intersection(*map(set, self.runs)) if self.runs else set()
 
     def table(self, step: int, problems: Sequence[str]) -> Table:
@@ -129,14 +130,14 @@ class _Evaluated:
         return Table(tuple(problems), np.array(rows), before, step, self.num_failed, self.counted)
 
     def alone(self) -> Table | None:
-        """Returns the scores at the last step that the group's own runs share; None without such a step, or if all
+        """Returns the scores at the last step that the group's own runs share; None without such a step, or if all runs
         failed."""
         steps = self.steps()
         return self.table(max(steps), _problems(self.runs, max(steps))) if steps else None
 
 
 def _evaluated(group: Group, by_run: BySteps, *, alone: bool) -> _Evaluated:
-    """Returns the scores of the runs that have ended; if none has, the scores so far.
+    """Returns the scores of the runs that have ended, or all scores so far if no run has ended.
 
     Args:
         alone: there is no other group. Then the results of failed runs are shown if no run has finished.
@@ -156,7 +157,8 @@ def _evaluated(group: Group, by_run: BySteps, *, alone: bool) -> _Evaluated:
 
 
 def score_tables(groups: Sequence[Group], by_run: BySteps, level: Level) -> Tables:
-    """Returns tables at the last step that all runs share; without such a step, each group's at its own."""
+    """Returns tables at the last step that all runs share. Without such a step, each group's table is at its own last
+    step."""
     found = {group.label: _evaluated(group, by_run, alone=len(groups) == 1) for group in groups}
     if level.scale.worst is None:  # a group with only failed seeds has no value
         found = {label: each for label, each in found.items() if each.runs}
@@ -177,8 +179,8 @@ def score_tables(groups: Sequence[Group], by_run: BySteps, level: Level) -> Tabl
 
 
 def tables_by_step(group: Group, by_run: BySteps) -> dict[int, tuple[tuple[str, ...], np.ndarray]]:
-    """Returns the problems and a group's scores [seeds, problems] by step, for the steps that all its runs with
-    results have."""
+    """Returns the problems and, by step, a group's scores [seeds, problems]. Only steps that all its runs with results
+    have are included."""
     runs = [by_run[run.run_id] for run in group.runs if by_run.get(run.run_id)]
     steps = sorted(set.intersection(*map(set, runs))) if runs else []
     problems = {step: _problems(runs, step) for step in steps}

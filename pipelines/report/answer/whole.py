@@ -14,7 +14,7 @@ from storage import Store
 
 
 def answered(home: Home, store: Store, name: str, groups: Sequence[Group]) -> tuple[str, list[Answer]]:
-    """Returns the whole answer of an experiment's groups, and its evidence for each evaluation set.
+    """Returns the whole answer on an experiment's groups, and the evidence for each evaluation set.
 
     Args:
         name: the experiment, optionally with a version: NAME@VERSION.
@@ -43,8 +43,8 @@ def whole_answer(
 
 
 def incomplete(home: Home, name: str) -> str:
-    """Returns `3 of 4 runs; incomplete.` if runs of an experiment have not finished, and each run that is left out
-    because its spec cannot be read; else empty."""
+    """Returns `3 of 4 runs; incomplete.` if runs of an experiment have not finished, and names each run that is left
+    out because its spec cannot be read. Empty if there are no such runs."""
     run_ids = runs_of(home, name) if is_experiment(home, name) else []
     finished = sum(status_of(home, run_id) == "finished" for run_id in run_ids)
     sentences = [f"{finished} of {len(run_ids)} runs; incomplete."] if finished < len(run_ids) else []

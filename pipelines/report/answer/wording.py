@@ -10,16 +10,16 @@ from pipelines.report.statistics import Interval
 from rpg.statistics.wording import CHOSEN, ONE_SEED, look_sentence, of_runs_like_these
 
 _MOST_NAMED = 6
-"""Runs that a sentence names one by one."""
+"""Largest number of runs that a sentence names one by one."""
 
 
 def figure(value: float, *, share: bool) -> str:
-    """Returns a share in percent; a score unchanged."""
+    """Returns a share in percent, or a score unchanged."""
     return percent(value) if share else f"{value:.4g}"
 
 
 def change(interval: Interval, *, share: bool) -> str:
-    """Returns a difference with its interval: for shares in points, for scores in their own units."""
+    """Returns a difference with its interval: shares in points, scores in their own units."""
     if share:
         return points(interval)
     ends = f" [{interval.low:+z.3g}, {interval.high:+z.3g}]" if interval.known else ""
@@ -37,7 +37,7 @@ def with_interval(interval: Interval, *, share: bool) -> str:
 
 
 def figure_and_interval(interval: Interval, digits: int | None, *, share: bool, sign: str = "") -> tuple[str, str]:
-    """Returns a value and its interval as texts of a table; shares in percent. An unknown interval is empty.
+    """Returns a value and its interval as texts for a table, with shares in percent. An unknown interval is empty.
 
     Args:
         digits: digits after the decimal point, see `digits_of`; None: four that count.
@@ -53,8 +53,8 @@ def figure_and_interval(interval: Interval, digits: int | None, *, share: bool, 
 
 
 def digits_of(intervals: Iterable[Interval | None], *, share: bool) -> int | None:
-    """Returns the digits after the decimal point for a table's column, so that half the narrowest interval has two
-    that count; None if no interval is known.
+    """Returns the digits after the decimal point for a table's column: half of the narrowest interval gets two
+    significant digits. None if no interval is known.
 
     Example:
         >>> digits_of([Interval(0.7123, 0.66, 0.764), None], share=True)
@@ -83,7 +83,7 @@ def points(interval: Interval) -> str:
 
 
 def headline_of_one(outcome: Outcome, groups: Sequence[Group], level: Level) -> list[str]:
-    """Returns the headline of one group: the change of its measure, with qualifications."""
+    """Returns the headline for one group: the change of its measure, with qualifications."""
     said = [_apart(outcome) or f"{outcome.measure.capitalize()} on {outcome.dataset} {_moved(outcome)}."]
     if only_these_weights([outcome]):
         said.append(ONE_SEED)
@@ -100,7 +100,8 @@ def headline_of_one(outcome: Outcome, groups: Sequence[Group], level: Level) -> 
 
 
 def _apart(outcome: Outcome) -> str:
-    """Returns the sentence on a seed that is far from the others, in place of a claim on the mean; empty if none is."""
+    """Returns a sentence on a seed that is far from the others, in place of a claim on the mean; empty if there is no
+    such seed."""
     apart, share = outcome.apart, outcome.is_share
     if apart is None:
         return ""
@@ -155,7 +156,7 @@ def not_compared(results: Sequence[Outcome], lost: Sequence[Outcome]) -> list[st
 
 
 def not_whole(groups: Sequence[Group]) -> list[str]:
-    """Returns sentences on failed seeds, and on runs that are no outcomes yet."""
+    """Returns sentences on failed seeds, and on runs that have no outcome yet."""
     runs = [(group, run) for group in groups for run in group.runs if run.trains]
     failed = [_named(groups, group, run) for group, run in runs if run.status == "failed"]
     # If nothing has ended, the results so far are shown.

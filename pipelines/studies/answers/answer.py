@@ -1,4 +1,4 @@
-"""A study's answer in words, which claims only results confirmed on fresh seeds, and its intervals.
+"""A study's answer as text, and its intervals. It claims only results that are confirmed on fresh seeds.
 
 The best of a search is only a candidate: the best of many measurements is biased upward. Claims come only from the
 confirmation: the candidates and the baseline on seeds that no trial had, and the words of `verdict` on them.
@@ -34,7 +34,7 @@ from rpg.statistics.wording import level_words
 from storage import Store
 
 _FEW = 3
-"""Fewest trials of which the answer may say that all have the same value."""
+"""Smallest number of trials for which the answer may say that all have the same value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class ArmResult:
 
     arm: Arm
     mean: Interval
-    """The mean, with failed seeds at the goal's worst value, if it has one."""
+    """The mean over the seeds. Failed seeds count with the goal's worst value, if it has one."""
     against_baseline: Interval | None
-    """Difference from the baseline, as in the verdict; None for the baseline itself, and if nothing is claimed about
+    """Difference from the baseline, as in the verdict. None for the baseline itself, and if nothing is claimed about
     the arm."""
     differs: bool
-    """Whether the verdict distinguishes it from the baseline."""
+    """Whether the verdict distinguishes the arm from the baseline."""
     broken: tuple[str, ...]
-    """The constraints that it breaks on fresh seeds."""
+    """The constraints that the arm breaks on fresh seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Confirmed:
     arms: tuple[ArmResult, ...]
     """The baseline first."""
     verdict: Verdict
-    """Verdict on the baseline and on the arms that keep the constraints and have a value for every seed."""
+    """Verdict on the baseline and on those arms that keep the constraints and have a value for every seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,13 @@ class Answer:
 
     sentence: str
     note: str
-    """The basis of the sentence."""
+    """The data on which the sentence is based."""
     arms: tuple[ArmResult, ...] = ()
-    """The baseline first; empty before the confirmation is over."""
+    """The arms, the baseline first; empty before the confirmation is over."""
 
 
 def answer(home: Home, record: StudyRecord) -> Answer:
-    """Returns the study's answer as far as it is known."""
+    """Returns the study's answer so far."""
     if record.measured:
         found = confirmed(home, record)
         note = _with(_without_effect(record), _confirmation_note(record, found))
@@ -84,7 +84,7 @@ def answer(home: Home, record: StudyRecord) -> Answer:
 
 
 def confirmed(home: Home, record: StudyRecord) -> Confirmed:
-    """Returns the arms on their fresh seeds, and conclusions about them.
+    """Returns the results of the arms on fresh seeds, and conclusions about them.
 
     mean@k, pass@k, maj@k and score@k are compared over seeds and problems, with the same problems for all; a training
     metric over its values, one for each seed. A failed seed counts with the goal's worst value. A training metric has
@@ -160,7 +160,8 @@ def _means(
     *,
     figures: bool,
 ) -> list[Interval]:
-    """Returns the mean of each arm, with failed seeds at the goal's worst value; for a training metric without them."""
+    """Returns the mean of each arm. Failed seeds count with the goal's worst value; for a training metric they are left
+    out."""
     worst = goal.worst
     reaches = [abs(table[~np.isnan(table).any(axis=1)].mean(axis=1) - worst) for table in scores if worst is not None]
     reach = max((float(each.max()) for each in reaches if each.size), default=0.0) or (
@@ -185,8 +186,8 @@ def _means(
 
 
 def standing(home: Home, record: StudyRecord, best: Best) -> str:
-    """Returns candidate, confirmed, or no difference: fresh seeds do not distinguish the best candidate from the
-    baseline."""
+    """Returns candidate, confirmed, or no difference. The last means that fresh seeds do not distinguish the best
+    candidate from the baseline."""
     if best.standing == "candidate" or record.confirmation is None:
         return "candidate"
     _, *others = confirmed(home, record).arms
@@ -195,17 +196,17 @@ def standing(home: Home, record: StudyRecord, best: Best) -> str:
 
 
 def amount(goal: Goal, value: float) -> str:
-    """Returns a value of a goal: a share in percent, another measure unchanged."""
+    """Returns a goal's value as text: a share in percent, another measure in its own units."""
     return figure(value, share=goal.is_share)
 
 
 def rise(goal: Goal, value: float) -> str:
-    """Returns a difference without an interval; for shares in points."""
+    """Returns a difference without an interval. Shares are in points."""
     return f"{100 * value:.1f} points" if goal.is_share else f"{value:.3g}"
 
 
 def difference(goal: Goal, interval: Interval) -> str:
-    """Returns a difference with its interval; for shares in points."""
+    """Returns a difference with its interval. Shares are in points."""
     return change(interval, share=goal.is_share)
 
 
@@ -215,7 +216,7 @@ def with_interval(goal: Goal, interval: Interval) -> str:
 
 
 def settings_words(params: Params) -> str:
-    """Returns the params in a line: `clip.low 0.2, clip.high 0.28`."""
+    """Returns the params on one line: `clip.low 0.2, clip.high 0.28`."""
     names = short_names(params)
     return ", ".join(f"{names[path]} {show(value)}" for path, value in params.items())
 
@@ -227,8 +228,8 @@ def _values(arm: Arm) -> NDArray[np.float64]:
 
 
 def _tables(home: Home, goal: Goal, arms: Sequence[Arm]) -> tuple[list[NDArray[np.float64]], Sequence[object] | None]:
-    """Returns the scores [seeds, problems] of each arm at the last step that all its runs have, NaN for failed
-    seeds, and the problems' clusters; no scores if the measure has none by problem."""
+    """Returns the scores [seeds, problems] of each arm at the last step that all its runs have, with NaN for failed
+    seeds, and the problems' clusters. Empty if the measure has no scores by problem."""
     run_ids = [unit.run_id for arm in arms for unit in arm.finished]
     if not goal.dataset:
         return [], None
@@ -251,7 +252,8 @@ def _tables(home: Home, goal: Goal, arms: Sequence[Arm]) -> tuple[list[NDArray[n
 
 
 def _scores(home: Home, store: Store, goal: Goal, run_ids: Sequence[str]) -> BySteps:
-    """Returns each problem's score by run and step; for pass@k and maj@k, which take longer, only at the last step."""
+    """Returns each problem's score by run and step. pass@k and maj@k take longer and are computed only at the last
+    step."""
     if goal.metric.startswith(("mean@", "score@")):
         return accuracies(store, run_ids).get(goal.dataset, {})
     if not goal.metric.startswith(SHARES):
@@ -263,8 +265,8 @@ def _scores(home: Home, store: Store, goal: Goal, run_ids: Sequence[str]) -> ByS
 
 
 def _sentence(record: StudyRecord, found: Confirmed) -> str:
-    """Returns the verdict, the settings of a candidate that is better than the baseline, and the claims that are not
-    made, with reasons."""
+    """Returns the verdict, the settings of a candidate that is better than the baseline, and the reasons for claims
+    that are not made."""
     assert record.confirmation is not None
     goal = replace(record.first, dataset=record.confirmation.dataset)
     said = [f"On {len(record.confirmation.seeds)} fresh seeds, {goal.measure}: {found.verdict.text}".rstrip(": ")]
@@ -286,12 +288,12 @@ def _sentence(record: StudyRecord, found: Confirmed) -> str:
 
 
 def _num_judged(record: StudyRecord) -> int:
-    """Returns the number of trials among which the best was selected, including those that were pruned at a rung."""
+    """Returns the number of trials among which the best was selected, including trials that were pruned at a rung."""
     return sum(trial.state in ("finished", "pruned", "paused") for trial in record.trials)
 
 
 def _candidate(record: StudyRecord) -> str:
-    """Returns the sentence on the candidate of the search, without a claim."""
+    """Returns a sentence on the candidate of the search, which claims nothing."""
     if not record.finished:
         return "No trial has finished yet."
     trial = best_trial(record)
@@ -327,7 +329,8 @@ def _with(*notes: str) -> str:
 
 
 def _without_effect(record: StudyRecord) -> str:
-    """Returns the sentence that all trials have the same value; empty if they do not, or are too few for it."""
+    """Returns a sentence that says that all trials have the same value; empty if they do not, or if they are too
+    few."""
     finished = record.finished
     tried = {settings_words(trial.params) for trial in finished}
     if len(tried) < _FEW or len({trial.values for trial in finished}) > 1:
@@ -340,7 +343,7 @@ def _without_effect(record: StudyRecord) -> str:
 
 
 def _search_note(record: StudyRecord) -> str:
-    """Returns the progress of the confirmation, or how to get one."""
+    """Returns the progress of the confirmation, or how to request one."""
     confirmation = record.confirmation
     if confirmation is not None and confirmation.units:
         ended = sum(unit.state in ("finished", "failed") for unit in confirmation.units)
@@ -358,7 +361,7 @@ def _search_note(record: StudyRecord) -> str:
 
 
 def _confirmation_note(record: StudyRecord, found: Confirmed) -> str:
-    """Returns the note on a confirmation: its seeds, its interim analyses, its levels and its lost runs."""
+    """Returns the note on a confirmation: its seeds, interim analyses, confidence levels and lost runs."""
     assert record.confirmation is not None
     confirmation, now = record.confirmation, len(record.confirmation.seeds)
     arms, seeds = found.arms, ", ".join(map(str, confirmation.seeds))

@@ -18,7 +18,7 @@ from specs.schema.experiment import Experiment
 _SUFFIX = "-best"
 _LONGEST_NAME = 63
 _NO_DIFFERENCE = ("name", "question", "seeds", "matrix", "evaluation.checkpoints")
-"""Fields in which a study's trials differ from the experiment by design."""
+"""Fields that a study's trials change in the experiment by design."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class BestSpec:
     """An experiment's file with a trial's settings in it."""
 
     text: str
-    """YAML with absolute paths, so that the file can be anywhere."""
+    """The file's YAML. Paths are absolute, so that the file can be anywhere."""
     warnings: tuple[str, ...]
-    """Possible differences from the trial as it was executed."""
+    """Warnings about possible differences from the trial as it was executed."""
 
 
 def best_spec(home: Home, record: StudyRecord, number: int | None = None) -> BestSpec:
@@ -76,7 +76,7 @@ def _document(record: StudyRecord, best: Best) -> Document:
 
 
 def _ground(home: Home, record: StudyRecord, best: Best) -> str:
-    """Returns its value, and whether fresh seeds confirm it."""
+    """Returns the trial's value, and whether fresh seeds confirm it."""
     who = "the experiment's own values" if best.baseline else f"trial {best.trial}"
     if best.standing == "confirmed" and record.confirmation:
         measure = replace(record.first, dataset=record.confirmation.dataset).measure
@@ -104,7 +104,7 @@ def _values(record: StudyRecord, trial: Trial) -> str:
 
 
 def _changes_since(home: Home, record: StudyRecord, best: Best, experiment: Experiment) -> list[str]:
-    """Returns a line if the file now gives another experiment than the one that the trial was trained with."""
+    """Returns a line if the file has changed and no longer gives the experiment that the trial was trained with."""
     trial = next((trial for trial in record.trials if trial.number == best.trial), None)
     for run_id in trial.run_ids if trial else ():
         if not (directory := home.run(run_id)).exists():

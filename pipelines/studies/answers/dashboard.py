@@ -32,7 +32,7 @@ def publish_study(home: Home, record: StudyRecord) -> None:
         with get_client(sync_client=True) as client:
             send(client, Message("artifact" if flow_run.id else "page", fields))
     except Exception as error:  # any exception of the client: the study does not depend on it
-        _log.warning("the dashboard does not show how far study %s is: %s", record.name, error)
+        _log.warning("the dashboard does not show the progress of study %s: %s", record.name, error)
 
 
 def study_markdown(home: Home, record: StudyRecord) -> str:

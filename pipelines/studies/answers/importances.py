@@ -1,4 +1,4 @@
-"""Importance of parameters for a trial's value: PED-ANOVA, tested against its values for pure noise.
+"""Importance of parameters for a trial's value by PED-ANOVA, compared with its values for pure noise.
 
 PED-ANOVA measures the distance between a parameter's distribution among the best trials and that among all trials. Even
 of pure noise some parameter has the largest share, of 30 trials often more than half. So each parameter is compared
@@ -20,12 +20,12 @@ from pipelines.studies.answers.results import StudyRecord, Trial, last_value
 
 PERMUTATIONS = 400
 LEVEL = 0.05
-"""Probability that pure noise shows any parameter at all; each parameter has an equal part of it."""
+"""Probability that pure noise shows any parameter at all. It is divided equally among the parameters."""
 FEWEST_TRIALS = 8
 _CELLS = 50
-"""Cells of a range's grid."""
+"""Number of cells in the grid of a range."""
 _Counts = NDArray[np.float64]
-"""[samples, cells]: number of trials of a sample in a cell."""
+"""[samples, cells]: number of a sample's trials in each cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Importance:
 
     path: str
     share: float
-    """Share of all parameters' divergences, from 0 to 1."""
+    """The parameter's share of the sum of all parameters' divergences, from 0 to 1."""
     above_chance: bool
-    """Whether its divergence is above that of permuted values."""
+    """Whether the parameter's divergence is above those of permuted values."""
 
 
 def importances(record: StudyRecord) -> list[Importance]:
@@ -61,7 +61,8 @@ def importances(record: StudyRecord) -> list[Importance]:
 
 
 def num_best(num_trials: int) -> int:
-    """Returns the number of trials that count as the best: one in ten, but five from fifteen trials on."""
+    """Returns the number of trials that count as the best: one in ten, but at least five if there are fifteen or
+    more."""
     return max(math.ceil(num_trials / 10), min(5, num_trials // 3))
 
 
@@ -104,7 +105,7 @@ def _cells_of(values: Sequence[Any], searched: Mapping[str, Any]) -> tuple[NDArr
 
 
 def _over_choices(counts: _Counts) -> _Counts:
-    """Returns the probability of each choice in each sample, with a prior of the weight of one trial."""
+    """Returns the probability of each choice in each sample, with a prior that weighs as much as one trial."""
     size, choices = counts.sum(axis=1, keepdims=True), counts.shape[1]
     prior = 1 / ((counts > 0).sum(axis=1, keepdims=True) + 1)
     density: _Counts = ((size * prior + counts) / (choices * prior + 1) + 1 / choices) / (size + 1)
@@ -112,8 +113,8 @@ def _over_choices(counts: _Counts) -> _Counts:
 
 
 def _over_range(counts: _Counts) -> _Counts:
-    """Returns the probability of each cell in each sample: a kernel at each trial, its width by Scott's rule, and a
-    flat prior."""
+    """Returns the probability of each cell in each sample, from a kernel at each trial, whose width follows Scott's
+    rule, and a flat prior."""
     from scipy.special import ndtr
 
     size, num_cells = counts.sum(axis=1), counts.shape[1]
@@ -126,8 +127,8 @@ def _over_range(counts: _Counts) -> _Counts:
     width = np.maximum(1.059 * np.minimum((upper - lower) / 1.34, deviation) * size**-0.2, 0.5 / 1.64)
 
     def kernels(centres: NDArray[np.float64], widths: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns [..., centre, cell]: the probability of each cell under a normal distribution, truncated at the
-        ends."""
+        """Returns [..., centre, cell]: the probability of each cell under a normal distribution around each centre,
+        truncated at the ends."""
         edges = np.arange(num_cells + 1) - 0.5
         below_edge = ndtr((edges - centres[:, None]) / widths[..., None, None])
         inside = np.diff(below_edge, axis=-1)

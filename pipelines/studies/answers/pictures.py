@@ -1,4 +1,4 @@
-"""The charts of a study's page, each made from the record, for the trials that the page shows."""
+"""The charts of a study's page, made from the record for the trials that the page shows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,11 @@ from pipelines.studies.answers.results import StudyRecord, Trial, last_value, pa
 _PRUNED, _BASELINE = 7, 1
 """Colours of pruned trials and of the baseline."""
 _MOST_NAMED = 6
-"""Most lines of a chart that the hover box names."""
+"""Largest number of lines that a chart's hover box names."""
 _NOT_SET = -0.09
 """Height at which a path crosses the axis of a parameter that the trial does not have."""
 Searched = Mapping[str, Any]
-"""A parameter's range in the record's form."""
+"""A parameter's range in the form of the record."""
 
 
 def confirmation_chart(record: StudyRecord, arms: Sequence[ArmResult]) -> Chart | None:
@@ -55,8 +55,8 @@ def study_figures(home: Home, record: StudyRecord) -> dict[str, Chart]:
 
 
 def history_chart(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
-    """Returns each trial's value with its interval, and the best so far; pruned trials at the value at which they
-    stopped."""
+    """Returns a chart of each trial's value with its interval, and of the best so far. Pruned trials have the value at
+    which they stopped."""
     goal = record.first
     dots = []
     for trial in trials:
@@ -73,7 +73,7 @@ def history_chart(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
 
 
 def leaders(record: StudyRecord) -> list[Trial]:
-    """Returns the trials that were the best so far, in their order: by the present expectation of the sampler's
+    """Returns the trials that were better than all before them, in order: by the present expectation of the sampler's
     model, or without a model by their own values."""
     found: list[Trial] = []
     for trial in record.finished:
@@ -84,12 +84,13 @@ def leaders(record: StudyRecord) -> list[Trial]:
 
 
 def believed(trial: Trial) -> float:
-    """Returns the value of a finished trial: the model's expectation, or else its own value."""
+    """Returns the value of a finished trial: the model's expectation, else its own value."""
     return trial.expected.value if trial.expected else trial.value
 
 
 def rung_chart(record: StudyRecord, trials: Sequence[Trial], horizon: int) -> Chart | None:
-    """Returns the value over the steps at which trials were evaluated; those trained to their end are drawn stronger.
+    """Returns a chart of values over the steps at which trials were evaluated. Trials that were trained to their end
+    are drawn stronger.
 
     Args:
         horizon: the step at which a trial ends; 0 if unknown, and then only rungs are drawn.
@@ -113,7 +114,7 @@ def rung_chart(record: StudyRecord, trials: Sequence[Trial], horizon: int) -> Ch
 
 
 def slice_charts(record: StudyRecord, trials: Sequence[Trial]) -> list[Chart]:
-    """Returns the value over each parameter, later trials darker."""
+    """Returns a chart of the value over each parameter. Later trials are darker."""
     finished = [trial for trial in trials if trial.finished]
     last = max((trial.number for trial in finished), default=0) or 1
     charts = []
@@ -128,8 +129,8 @@ def slice_charts(record: StudyRecord, trials: Sequence[Trial]) -> list[Chart]:
 
 
 def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Importance]) -> Chart | None:
-    """Returns the value over both clip bounds, or over the two most important numeric parameters, and the path of
-    the best; if the sampler has a model, the model's expectation there and its uncertainty."""
+    """Returns a chart of the value over both clip bounds, or over the two most important numeric parameters, and the
+    path of the best. If the sampler has a model, the chart shows the model's expectation and its uncertainty."""
     chosen = _two_numeric(record, ranked)
     if chosen is None:
         return None
@@ -160,7 +161,7 @@ def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Impor
 
 
 def parallel(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
-    """Returns one path for each trial across all parameters and its value, the best drawn strongest."""
+    """Returns a chart with one path for each trial across all parameters and its value. The best is drawn strongest."""
     finished = [trial for trial in trials if trial.finished]
     values = [trial.value for trial in finished]
     if len(finished) < 2 or min(values) == max(values):
@@ -174,13 +175,13 @@ def parallel(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
 
 
 def importance_chart(ranked: Sequence[Importance]) -> Chart | None:
-    """Returns the parameters whose importance is above chance."""
+    """Returns a chart of the parameters whose importance is above chance."""
     bars = [(item.path, round(100 * item.share, 1)) for item in ranked if item.above_chance]
     return bar_chart(bars, title="Importance of the parameters", unit=" %")
 
 
 def goals_chart(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
-    """Returns the first two of several goals against each other, the Pareto front joined."""
+    """Returns a chart of the first two of several goals against each other. A line joins the Pareto front."""
     if len(record.goals) < 2:
         return None
     front = {trial.number for trial in pareto_front(record)}
@@ -199,7 +200,7 @@ def goals_chart(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
 def _dot(
     record: StudyRecord, trial: Trial, x: float, y: float, interval: Interval | None = None, *, shade: float
 ) -> Row:
-    """Returns a trial's dot; `shade`: from 0, pale, to 1."""
+    """Returns a trial's dot. `shade`: from 0 (pale) to 1."""
     pruned = trial.state == "pruned"
     color = _PRUNED if pruned else _BASELINE if trial.baseline else 0
     hollow, text = pruned or not trial.feasible, _label(record, trial)
@@ -207,7 +208,7 @@ def _dot(
 
 
 def _rungs(trial: Trial, horizon: int) -> list[tuple[float, float]]:
-    """Returns (step, value) at each rung, and at the trial's end."""
+    """Returns (step, value) at each rung and at the trial's end."""
     at = {step: interval.value for step, interval in trial.rungs.items()}
     if trial.finished and horizon:
         at[horizon] = trial.value
@@ -232,7 +233,7 @@ def _names(searched: Searched) -> list[Any]:
 
 
 def _with_own(record: StudyRecord, path: str) -> Searched:
-    """Returns a parameter's range; choices include the baseline's own value."""
+    """Returns a parameter's range. Choices include the baseline's own value."""
     searched = record.parameters[path]
     names = _names(searched)
     if not names or path not in record.outside:
@@ -246,8 +247,8 @@ def _scale(searched: Searched) -> Scale:
 
 
 def _place(value: Any, searched: Searched) -> float:
-    """Returns a value's position: the logarithm to base 10 in a logarithmic range, the index of a choice. A schedule
-    has the position of its last value."""
+    """Returns a value's position on an axis: its logarithm to base 10 in a logarithmic range, its index among choices.
+    A schedule has the position of its last value."""
     if names := _names(searched):
         return float(names.index(value))
     value = last_value(value)
@@ -255,8 +256,8 @@ def _place(value: Any, searched: Searched) -> float:
 
 
 def _place_of(record: StudyRecord, trial: Trial, path: str) -> float | None:
-    """Returns a trial's position on a parameter's axis; None if it has no value there, or one without a position,
-    such as a baseline's 0 on a logarithmic axis."""
+    """Returns a trial's position on a parameter's axis. None if the trial has no value for it, or a value without a
+    position, such as a baseline's 0 on a logarithmic axis."""
     params, searched = record.params_of(trial), _with_own(record, path)
     if path not in params:
         return None

@@ -20,14 +20,15 @@ from specs.reading.recorded import recorded_spec
 from specs.schema.study import measure_label
 
 MOST_TRIALS = 500
-"""Most trials that charts and tables show one by one."""
+"""Largest number of trials that charts and tables show one by one."""
 _NEXT_TO_NOTHING = 0.05
-"""Expected gain of the newest trial, relative to that of the model's first, below which a study may as well stop."""
+"""If the newest trial's expected gain is below this share of that of the model's first trial, the study may as well
+stop."""
 
 
 def study_table(home: Home, name: str, digits: int | None = None) -> tuple[list[str], list[list[str]]]:
-    """Returns the study's results as columns and rows of texts: its arms on fresh seeds, or else each trial with a
-    value; intervals in columns of their own.
+    """Returns the study's results as columns and rows of texts: its arms on fresh seeds, else each trial with a value.
+    Intervals have their own columns.
 
     Args:
         digits: digits after the decimal point; None: by the interval's width.
@@ -39,7 +40,7 @@ def study_table(home: Home, name: str, digits: int | None = None) -> tuple[list[
 
 
 def results_table(record: StudyRecord, found: Answer, digits: int | None = None) -> tuple[list[str], list[list[str]]]:
-    """Returns the results behind an answer, in the form of `study_table`; a trial has the value of each goal."""
+    """Returns the results behind an answer, in the form of `study_table`. A trial has a value for each goal."""
     goal, others = record.first, record.goals[1:]
     if digits is None:
         of_arms = [interval for each in found.arms for interval in (each.mean, each.against_baseline)]
@@ -111,7 +112,7 @@ def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
 
 
 def shown_trials(record: StudyRecord) -> list[Trial]:
-    """Returns the trials that a page shows one by one, in their order: all, or if there are very many, the important
+    """Returns the trials that a page shows one by one, in order: all trials or, if there are very many, the important
     ones and a sample.
 
     The important ones are the baseline, the Pareto front, the confirmed ones, each that was the best so far, and the
@@ -132,7 +133,7 @@ def shown_trials(record: StudyRecord) -> list[Trial]:
 
 
 def _horizon(home: Home, record: StudyRecord) -> int:
-    """Returns the step at which a trial ends, from the spec of a run; 0 if no run is left."""
+    """Returns the step at which a trial ends, from the spec of a run; 0 if no run exists any more."""
     run_ids = [run_id for trial in record.finished for run_id in trial.run_ids]
     there = (home.run(run_id) for run_id in run_ids if home.run(run_id).exists())
     return next((recorded_spec(directory).training.steps for directory in there), 0)
@@ -160,7 +161,7 @@ def _chance(ranked: Sequence[Importance], finished: Sequence[Trial]) -> str:
 
 
 def _gain(record: StudyRecord) -> str:
-    """Returns the newest model-chosen trial's expected improvement of the best."""
+    """Returns how much the newest trial that the model chose is expected to improve the best."""
     chosen = [(trial, trial.gain) for trial in record.trials if trial.gain is not None]
     if not chosen:
         return ""
@@ -174,7 +175,7 @@ def _gain(record: StudyRecord) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RungRow:
-    """Events at one step at which trials were evaluated."""
+    """What happened at one rung, a step at which trials are evaluated."""
 
     step: int
     reached: int
@@ -194,7 +195,7 @@ def _rung_rows(record: StudyRecord) -> list[RungRow]:
 
 
 def _constraints(record: StudyRecord, best: Best | None) -> list[dict[str, Any]]:
-    """Returns each constraint: its bounds, the number of finished trials that keep it, and the values of the best
+    """Returns, for each constraint, its bounds, the number of finished trials that keep it, and the values of the best
     trial and the baseline."""
     rows = []
     by_number = {trial.number: trial for trial in record.trials}
@@ -221,7 +222,7 @@ def _measured(trial: Trial | None, metric: str) -> str:
 
 
 def _costs(record: StudyRecord) -> list[tuple[str, str, str, str]]:
-    """Returns (name, total, per finished trial, per pruned trial) of each recorded cost."""
+    """Returns (name, total, per finished trial, per pruned trial) for each recorded cost."""
     titles = {"tokens": "response tokens", "gpu_hours": "GPU hours", "seconds": "seconds"}
     pruned = [trial for trial in record.trials if trial.state == "pruned"]
     return [
@@ -236,7 +237,8 @@ def _mean_cost(trials: Sequence[Trial], name: str) -> str:
 
 
 def _saved(record: StudyRecord) -> str:
-    """Returns the cost that pruning saved: the further cost of the pruned trials, had each been trained to its end."""
+    """Returns the cost that pruning saved: the further cost of the pruned trials if they had been trained to their
+    end."""
     pruned = [trial for trial in record.trials if trial.state == "pruned"]
     if not pruned or not record.finished:
         return ""

@@ -1,4 +1,4 @@
-"""A study's record, study.json, for its readers: the trials, their confirmation, and the best one."""
+"""Reading of a study's record, study.json: the trials, their confirmation, and the best trial."""
 
 import math
 import statistics
@@ -15,7 +15,7 @@ from specs.metrics import BY_NAME, is_share
 from specs.schema.study import measure_label
 
 Params = dict[str, Any]
-"""Path -> value; for `cases` the name. A parameter whose `when` does not hold is left out."""
+"""Path -> value, or the case's name for `cases`. A parameter whose `when` does not hold is left out."""
 SHARES = ("mean@", "pass@", "maj@")
 """Measures that are shares between 0 and 1, shown in percentage points."""
 COSTS = ("tokens", "gpu_hours", "seconds")
@@ -25,7 +25,7 @@ _ENDED = ("finished", "pruned", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Goal by which the trials are judged."""
+    """A goal by which trials are judged."""
 
     dataset: str
     """Evaluation set; empty for a training metric."""
@@ -52,7 +52,7 @@ class Goal:
         return 0.0 if self.is_share else self.least
 
     def possible(self, value: float) -> float:
-        """Returns the value, cut to the goal's possible values."""
+        """Returns the value, clipped to the goal's possible values."""
         if self.is_share:
             return min(max(value, 0.0), 1.0)
         if (known := BY_NAME.get(self.metric)) and not self.dataset:
@@ -60,12 +60,12 @@ class Goal:
         return value if self.least is None else max(value, self.least)
 
     def better(self, value: float) -> float:
-        """Returns the value with a sign that makes the better of two the larger."""
+        """Returns the value with a sign such that larger is better."""
         return value if self.direction == "maximize" else -value
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Goal":
-        """Returns the goal of a record's entry."""
+        """Returns the goal that a record's entry describes."""
         return cls(data.get("dataset") or "", data["metric"], data["direction"], data.get("least"))
 
 
@@ -78,7 +78,7 @@ class Trial:
     """finished, pruned, paused, running, pending, failed or cancelled."""
     params: Params
     baseline: bool
-    """Whether it has the experiment's own values."""
+    """Whether the trial has the experiment's own values."""
     run_ids: tuple[str, ...]
     """One run id for each seed."""
     values: tuple[float, ...]
@@ -86,29 +86,31 @@ class Trial:
     interval: Interval | None
     """Interval of the first goal's value."""
     posterior_mean: float | None
-    """Mean of the first goal's value by the sampler's model, which knows no bounds of it; None without a model."""
+    """Mean of the first goal's value by the sampler's model, which does not know the goal's bounds; None without a
+    model."""
     expected: Interval | None
-    """That mean with its central 95 %, cut to the goal's possible values."""
+    """`posterior_mean` with its central 95 % interval, clipped to the goal's possible values."""
     chance: float
-    """Probability that it is the study's best trial, by that model; NaN without a model."""
+    """Probability, by the sampler's model, that this is the study's best trial; NaN without a model."""
     gain: float | None
-    """Its expected improvement of the best posterior mean when it was proposed; None if no model chose it."""
+    """How much the trial was expected to improve the best posterior mean when it was proposed; None if no model chose
+    it."""
     rung: int | None
-    """The last rung that it reached, a step; None if it reached none."""
+    """The last rung (a step) that the trial reached; None if it reached none."""
     rungs: dict[int, Interval]
-    """Step -> the first goal's value there."""
+    """Step of each rung -> the first goal's value there."""
     constraints: dict[str, float]
     """Measured value of each constrained metric: `kl/reverse`, `mean@4 on held_out`."""
     feasible: bool
-    """Whether it keeps the constraints."""
+    """Whether the trial keeps the constraints."""
     reason: str
-    """The reason why it was pruned, failed or cancelled."""
+    """The reason why the trial was pruned, failed or cancelled."""
     tokens: float
     """Response tokens sampled for training, over its seeds."""
     gpu_hours: float
     seconds: float
     attempts: int
-    """Number of restarts after a failure without its own fault."""
+    """Number of restarts after failures that its values did not cause."""
 
     @property
     def finished(self) -> bool:
@@ -122,12 +124,12 @@ class Trial:
 
     @property
     def last(self) -> Interval | None:
-        """The first goal's value at its end, or at the last rung that it reached."""
+        """Returns the first goal's value at the trial's end, or at the last rung that it reached."""
         return self.interval or (self.rungs[max(self.rungs)] if self.rungs else None)
 
     @classmethod
     def of(cls, data: Mapping[str, Any], goal: Goal) -> "Trial":
-        """Returns the trial of a record's entry, in a study whose first goal this is."""
+        """Returns the trial that a record's entry describes. `goal`: the study's first goal."""
         value = data.get("value")
         return cls(
             number=data["number"],
@@ -154,7 +156,7 @@ class Trial:
 
 
 def last_value(param: Any) -> Any:
-    """Returns a param as a number that a chart can place: for a schedule its last value."""
+    """Returns a param as a number that a chart can place. A schedule is represented by its last value."""
     return param["schedule"][-1][1] if isinstance(param, dict) and "schedule" in param else param
 
 
@@ -183,8 +185,7 @@ class Arm:
     units: tuple[Unit, ...] = ()
     """Its runs that have begun."""
     stopped_after: int = 0
-    """Number of seeds after which it stopped, before the others, because it could no longer win; 0 if it did not
-    stop."""
+    """Number of seeds after which the arm stopped early, because it could no longer win; 0 if it did not."""
 
     @property
     def label(self) -> str:
@@ -193,16 +194,17 @@ class Arm:
 
     @property
     def finished(self) -> tuple[Unit, ...]:
-        """The runs that have a value."""
+        """Returns the runs that have a value."""
         return tuple(unit for unit in self.units if unit.value is not None)
 
     @property
     def failed(self) -> tuple[Unit, ...]:
-        """The runs that have ended without a value."""
+        """Returns the runs that have ended without a value."""
         return tuple(unit for unit in self.units if unit.value is None and unit.state in _ENDED)
 
     def mean(self, worst: float | None) -> float:
-        """Returns the mean over the fresh seeds; NaN without seeds, or if one failed and has no value to count with.
+        """Returns the mean over the fresh seeds. NaN without seeds, or if a seed failed and the goal has no worst value
+        to count it with.
 
         Args:
             worst: the value of a failed seed; None if it has none.
@@ -224,7 +226,7 @@ class Confirmation:
     looks: tuple[int, ...]
     """Numbers of fresh seeds of the interim analyses that compared the arms."""
     most: int
-    """Most seeds of each arm."""
+    """Largest number of seeds of each arm."""
     share: int
     """Share of the error of the last interim analysis; see `rpg.statistics.comparison.level`."""
     decided: bool
@@ -232,7 +234,7 @@ class Confirmation:
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """The runs of all arms."""
+        """Returns the runs of all arms."""
         return tuple(unit for arm in self.arms for unit in arm.units)
 
     @property
@@ -242,7 +244,7 @@ class Confirmation:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Confirmation":
-        """Returns the confirmation of a record's entry."""
+        """Returns the confirmation that a record's entry describes."""
         arms = tuple(
             Arm(
                 arm["trial"],
@@ -267,10 +269,10 @@ class Confirmation:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """Best trial of the study, with the basis of that judgement."""
+    """The best trial of the study, and what this judgement is based on."""
 
     trial: int | None
-    """The trial's number; None means the experiment's own values, if no trial has them."""
+    """The trial's number. None means the experiment's own values if no trial has them."""
     params: Params
     value: float
     """Value of the first goal: on fresh seeds if confirmed, else the trial's own."""
@@ -288,23 +290,23 @@ class StudyRecord:
     experiment: str
     """The experiment's file."""
     goal: str
-    """The goals in words."""
+    """The goals as text."""
     goals: tuple[Goal, ...]
     constraints: tuple[Mapping[str, Any], ...]
     """Constraints of the spec: metric, dataset, max, min."""
     sampler: str
     pruner: Mapping[str, Any]
-    """type and its parameters; `none` without a pruner."""
+    """The pruner's type and parameters; `none` without a pruner."""
     trials_wanted: int
     seeds: tuple[int, ...]
     confidence: float
     status: str
     """searching, confirming, finished, or stopped (by a failure, see on_failure)."""
     parameters: Mapping[str, Mapping[str, Any]]
-    """The ranges: path -> {float | int | choice | cases, log, step, when}."""
+    """The searched ranges: path -> {float | int | choice | cases, log, step, when}."""
     overrides: Params
     outside: Params
-    """The experiment's own values outside the ranges; the baseline's params lack them."""
+    """The experiment's own values that are outside the ranges. The baseline's params lack them."""
     spent: Mapping[str, float]
     """tokens, gpu_hours and seconds of all trials."""
     trials: tuple[Trial, ...]
@@ -312,22 +314,22 @@ class StudyRecord:
 
     @property
     def first(self) -> Goal:
-        """The goal, or the first of several."""
+        """Returns the goal, or the first of several."""
         return self.goals[0]
 
     @property
     def finished(self) -> tuple[Trial, ...]:
-        """The trials that have a value, in their order."""
+        """Returns the trials that have a value, in order."""
         return tuple(trial for trial in self.trials if trial.finished)
 
     @property
     def baseline(self) -> Trial | None:
-        """The finished trial with the experiment's own values."""
+        """Returns the finished trial with the experiment's own values."""
         return next((trial for trial in self.finished if trial.baseline), None)
 
     @property
     def measured(self) -> tuple[Arm, ...]:
-        """The comparable arms of the confirmation, the baseline first.
+        """Returns the comparable arms of the confirmation, the baseline first.
 
         A failed seed counts if the goal has a worst value: then two seeds that have ended are enough, otherwise two
         must have finished. Empty while runs remain, and if the baseline or every candidate is missing.
@@ -341,8 +343,7 @@ class StudyRecord:
         return (*baselines, *candidates) if baselines and candidates else ()
 
     def broken(self, arm: Arm) -> list[str]:
-        """Returns the constraints that an arm breaks in the mean over its fresh seeds: `kl/reverse at most 0.05:
-        0.3`."""
+        """Returns the constraints that an arm's mean over its fresh seeds breaks: `kl/reverse at most 0.05: 0.3`."""
         found = []
         for bound in self.constraints:
             metric = measure_label(bound["metric"], bound.get("dataset") or "")
@@ -370,18 +371,18 @@ class StudyRecord:
         return sum(trial.state == state for trial in self.trials)
 
     def params_of(self, each: Trial | Arm) -> Params:
-        """Returns the params to show, in the order of the ranges; for the baseline also those outside the ranges."""
+        """Returns the params to show, in the order of the ranges. The baseline also has those outside the ranges."""
         params = {**each.params, **self.outside} if each.baseline else each.params
         return {path: params[path] for path in (*self.parameters, *params) if path in params}
 
     def settings(self, params: Params) -> Params:
-        """Returns the settings in the experiment for the params: path -> value."""
+        """Returns the experiment's settings that the params stand for: path -> value."""
         cases = {path: self.parameters.get(path, {}).get("cases") for path in params}
         return {path: named[value] if (named := cases[path]) else value for path, value in params.items()}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "StudyRecord":
-        """Returns the record that study.json holds."""
+        """Returns the record in study.json."""
         goals = tuple(map(Goal.of, data["goals"]))
         trials = tuple(Trial.of(trial, goals[0]) for trial in data.get("trials") or ())
         spent, confirmation = data.get("spent") or {}, data.get("confirmation")
@@ -446,8 +447,8 @@ def best_of(record: StudyRecord, better: Sequence[Arm] = ()) -> Best | None:
 
 
 def best_trial(record: StudyRecord) -> Trial | None:
-    """Returns the best finished trial by the first goal that keeps the constraints, by the posterior mean if the
-    sampler has a model, else by its own value; the first of equal ones."""
+    """Returns the finished trial that keeps the constraints and is best by the first goal: by posterior mean if the
+    sampler has a model, else by its own value. The first wins a tie."""
     eligible = _eligible(record)
     # The model's space does not contain a baseline outside the ranges.
     rated = [trial for trial in eligible if trial.expected is not None or trial.baseline]
@@ -460,7 +461,7 @@ def best_trial(record: StudyRecord) -> Trial | None:
 
 
 def pareto_front(record: StudyRecord) -> list[Trial]:
-    """Returns the trials that no other dominates, the best by the first goal first; see `undominated`."""
+    """Returns the trials that no other trial dominates, ordered by the first goal, best first; see `undominated`."""
     trials = {trial.number: trial for trial in _eligible(record)}
     return [trials[number] for number in undominated({number: _merits(record, at) for number, at in trials.items()})]
 
@@ -481,7 +482,7 @@ def undominated(merits: Mapping[int, tuple[float, ...]]) -> list[int]:
 
 
 def cost_words(tokens: float, gpu_hours: float, seconds: float) -> str:
-    """Returns tokens, GPU hours and seconds in a few words; a 0 is unknown and left out.
+    """Returns tokens, GPU hours and seconds as a short text. A 0 means unknown and is left out.
 
     Example:
         >>> cost_words(1_234_567, 0.0, 5400)

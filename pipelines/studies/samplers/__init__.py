@@ -1,2 +1,2 @@
-"""Parts of samplers: the Gaussian process with a noise model, and the functions that use Optuna's internals. Neither
-depends on trials."""
+"""Parts of samplers: the Gaussian process with a noise model, and the functions that use Optuna's internals. They do
+not depend on trials."""

@@ -1,4 +1,4 @@
-"""All uses of Optuna's internals; if a version changes one, a test of it fails."""
+"""All uses of Optuna's internals. Each has a test that fails if a version of Optuna changes it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +10,15 @@ if TYPE_CHECKING:
 
 
 def first_generation() -> dict[str, Any]:
-    """Returns the note that makes a genetic sampler accept a result that it did not propose among its first parents."""
+    """Returns the note with which a genetic sampler accepts, among its first parents, a result that it did not
+    propose."""
     from optuna.samplers import NSGAIISampler
 
     return {NSGAIISampler._get_generation_key(): 0}
 
 
 def one_sequence(place: int, *, seed: int, independent: "BaseSampler") -> "BaseSampler":
-    """Returns a sampler of one low-discrepancy sequence, which stays the same if ranges move after its start.
+    """Returns a sampler of one low-discrepancy sequence. The sequence stays the same if ranges move after its start.
 
     Args:
         place: index of the sequence's point that it proposes, from 0.

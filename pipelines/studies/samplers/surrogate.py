@@ -18,15 +18,15 @@ Array = NDArray[np.float64]
 Whole = NDArray[np.intp]
 
 _FLAT = 30.0
-"""Variance of a step's mean, in units of standardised values: practically unknown."""
+"""Prior variance of a step's mean, in units of standardised values. It is so large that the mean counts as unknown."""
 _JITTER = 1e-6
 _EVALUATION = 0.1
-"""Share of the evaluation's own part in a run's noise; the rest is the seed noise that a trial keeps from rung to
+"""Share of a run's noise that comes from each evaluation. The rest is the seed noise, which a trial keeps from rung to
 rung."""
 MOST = 1000
-"""Most observations of the process."""
+"""Largest number of observations of the process."""
 MOST_FITTED = 150
-"""Most observations in the fit of the hyperparameters."""
+"""Largest number of observations in the fit of the hyperparameters."""
 _QUANTILES = 15
 
 
@@ -46,7 +46,7 @@ class Observations:
     """[n] values, larger is better."""
 
     def some(self, chosen: Whole) -> "Observations":
-        """Returns a subset of them."""
+        """Returns a subset of the observations."""
         return Observations(
             self.points[chosen], self.levels[chosen], self.trials[chosen], self.runs[chosen], self.values[chosen]
         )
@@ -54,10 +54,10 @@ class Observations:
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """Beliefs before any measurement, for standardised values: means and deviations of logarithms."""
+    """Beliefs before any measurement, for standardised values, as means and standard deviations of logarithms."""
 
     length: tuple[float, float] = (-1.3, 0.4)
-    """Length scale for one parameter, in the unit range, over which values change little; longer with more
+    """Distance over which values change little, for one parameter, in the unit range. It grows with the number of
     parameters."""
     signal: tuple[float, float] = (-0.2, 0.4)
     """Standard deviation of the points' values."""
@@ -66,11 +66,11 @@ class Prior:
     decay: tuple[float, float] = (-1.6, 0.8)
     """Loss of correlation when the step is halved."""
     growth: tuple[float, float] = (-1.2, 0.8)
-    """Exponent of the growth of the values' spread over the steps."""
+    """Exponent with which the values' spread grows over the steps."""
 
 
 class Surrogate:
-    """The process after some observations.
+    """The Gaussian process after some observations.
 
     Args:
         groups: [columns] parameter of each column; columns of one parameter share a length.
@@ -109,20 +109,20 @@ class Surrogate:
         return float(np.exp(self._theta[-3])) * self._scale
 
     def posterior(self, points: Array) -> tuple[Array, Array]:
-        """Returns the mean [n] and covariance [n, n] of the points' own values at the end, in the unit of the
-        observations."""
+        """Returns the mean [n] and covariance [n, n] of the points' values at the last step, without noise, in the unit
+        of the observations."""
         mean, left = self._projected(points)
         covariance = self._kernel(points, points, self._theta) - left.T @ left
         return self._shift + self._scale * mean, self._scale**2 * covariance
 
     def marginal(self, points: Array) -> tuple[Array, Array]:
-        """Returns the mean and standard deviation of each point's own value at the end."""
+        """Returns the mean and standard deviation of each point's value at the last step, without noise."""
         parts = [self.posterior(part) for part in np.array_split(points, -(-len(points) // 256))]
         means, variances = ([part[0] for part in parts], [np.diag(part[1]) for part in parts])
         return np.concatenate(means), np.sqrt(np.maximum(np.concatenate(variances), 0.0))
 
     def knowledge_gradient(self, options: Array, points: Array, *, runs: float = 1.0, pending: Array) -> Array:
-        """Returns the expected increase of the best posterior mean by one more observation at each of the options.
+        """Returns, for each option, the expected increase of the best posterior mean by one more observation there.
 
         Args:
             options: [m, columns] possible points of the next trial.
@@ -235,11 +235,12 @@ class _Fixed:
     squares: Array
     """[parameters, n, n] squared distances."""
     gaps: Array
-    """[n, n] distance of the levels."""
+    """[n, n] difference of the levels."""
     sums: Array
     """[n, n] sum of the levels."""
     shared: Array
-    """[n, n] share of the seed noise that two observations have in common, before the levels' distance."""
+    """[n, n] share of the seed noise that two observations have in common, before the difference of levels is taken
+    into account."""
     own: Array
     """[n] noise of each evaluation, relative to the variance of one run's seed noise."""
     means: Array
@@ -265,7 +266,7 @@ class _Fixed:
         )
 
     def covariance(self, theta: Array, *, slopes: bool = True) -> tuple[Array, list[Array]]:
-        """Returns the observations' covariance, and its derivative with respect to each of theta."""
+        """Returns the observations' covariance, and its derivative with respect to each element of theta."""
         inverse = np.exp(-2 * theta[:-4])
         signal, luck, decay, growth = np.exp(theta[-4:])
         distances = np.sqrt(np.tensordot(inverse, self.squares, 1))
@@ -294,8 +295,8 @@ class _Fixed:
 
 
 def spread_out(seen: Observations, most: int) -> Whole:
-    """Returns the indices of `most` observations for a model: half of them the best by value among those at the end,
-    the rest evenly spaced from first to last."""
+    """Returns the indices of `most` observations for a model. Half of them are those at the last step with the best
+    values; the rest are evenly spaced from first to last."""
     count = len(seen.values)
     if count <= most:
         return np.arange(count)
@@ -318,8 +319,8 @@ def _matern(distances: Array) -> Array:
 
 
 def _expected_rise(mean: Array, moves: Array) -> Array:
-    """Returns E max(mean + move Z) - max(mean) for each row of moves, Z standard normal, by equally likely
-    quantiles."""
+    """Returns E[max(mean + move Z)] - max(mean) for each row of moves. Z is standard normal and replaced by equally
+    likely quantiles."""
     from scipy.special import ndtri
 
     quantiles = ndtri((np.arange(_QUANTILES) + 0.5) / _QUANTILES)

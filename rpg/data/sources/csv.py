@@ -17,12 +17,12 @@ from specs.schema.base import names_path
 DELIMITERS = (",", ";", "\t", "|")
 """Characters that spreadsheets and pandas put between values."""
 _LOOKED_AT = 50
-"""Lines by which a delimiter is detected."""
+"""Number of lines that are read to detect the delimiter."""
 
 
 class CsvSource(TableSource):
-    """A CSV file whose first line names the columns; columns without a name are left out. Every value is text;
-    UTF-8."""
+    """A CSV file in UTF-8 whose first line names the columns. Columns without a name are left out. Every value is
+    text."""
 
     path: str = names_path("file", min_length=1)
     """File, relative to the spec file."""
@@ -73,15 +73,15 @@ def rows_of(file: Path, delimiter: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def delimiter_of(file: Path, default: str = ",") -> str:
-    """Returns the delimiter by which the file's first lines have most columns, equally many in each; `default` if none
-    gives more than one."""
+    """Returns the delimiter that gives the file's first lines the most columns, with the same number in each line;
+    `default` if no delimiter gives more than one."""
     counts = {delimiter: _num_columns(file, delimiter) for delimiter in DELIMITERS}
     best = max(DELIMITERS, key=counts.__getitem__)
     return best if counts[best] > 1 else default
 
 
 def _num_columns(file: Path, delimiter: str) -> int:
-    """Returns how many columns the first lines have by a delimiter; 0 if they do not agree."""
+    """Returns how many columns the first lines have with a delimiter; 0 if the lines differ."""
     with file.open(encoding="utf-8-sig", newline="") as lines:
         try:
             rows = [

@@ -1,4 +1,4 @@
-"""Generates functions to be found from two of their values, with tests that score a program."""
+"""Generates problems that ask for a function, given two of its values, with tests that score a program."""
 
 import random
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ class ExpressionsSource(Source):
             yield SourceProblem(f"{values} =", f"{slope}*n+{offset}", name, fields, metadata)
 
     def shared_with(self, other: Source) -> Issue | None:
-        """See Source: the same functions of the same seed."""
+        """See Source; two sources with the same seed share functions."""
         if not isinstance(other, ExpressionsSource) or self.seed != other.seed:
             return None
         return Issue("shares problems with a training set", ("seed",), str(self.seed), hint="take another seed")

@@ -56,7 +56,7 @@ class HubSource(TableSource):
             return list(map(str, saved)) if isinstance(saved, datasets.DatasetDict) else [str(saved.split or "train")]
 
     def is_here(self) -> bool:
-        """See Source: a directory or an earlier download has the data."""
+        """See Source; returns true if a directory or an earlier download has the data."""
         if os.path.isdir(self.path):
             return True
         from datasets.load import CachedDatasetModuleFactory
@@ -79,7 +79,8 @@ class HubSource(TableSource):
             return datasets.load_dataset(self.path, split=self.split, streaming=streaming, revision=self._revision())
 
     def _revision(self) -> str | None:
-        """Returns the revision; None for a directory, which has none: it would only change the cache's key."""
+        """Returns the revision; None for a directory. A directory has no revision, which would only change the cache's
+        key."""
         return None if os.path.isdir(self.path) else self.revision
 
     @contextmanager

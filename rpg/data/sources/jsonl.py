@@ -33,7 +33,7 @@ class JsonlSource(TableSource):
 
 
 def rows_of(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields place and values of each row; skips empty lines. Raises SpecError with the place that is wrong."""
+    """Yields place and values of each row. Skips empty lines. Raises SpecError with the place of an error."""
     with _opened(file) as opened:
         lines, is_first = _lines(opened, file), True
         for number, line in enumerate(lines, 1):

@@ -55,7 +55,7 @@ class LmEvalSource(Source):
         )
 
     def _file(self) -> Path:
-        """Returns the task's file. Raises SpecError if it has no file, or lm-eval is not installed."""
+        """Returns the task's file. Raises SpecError if there is no such file, or if lm-eval is not installed."""
         if not _version():
             hint = 'pip install "rpg-experiments[lm_eval]"'
             raise SpecError(
@@ -77,7 +77,7 @@ class LmEvalSource(Source):
 
 
 def task_settings(file: Path) -> dict[str, Any]:
-    """Returns a task file's settings, those of included files below its own.
+    """Returns a task file's settings, which take precedence over those of included files.
 
     Raises:
         SpecError: the file, or one that it includes, runs code.
@@ -112,7 +112,7 @@ def task_settings(file: Path) -> dict[str, Any]:
 
 
 def loaded_task(task: str, path: str) -> Any:
-    """Returns a task as lm-eval loads it, its data files found beside its own file.
+    """Returns a task as lm-eval loads it. Its data files are looked up in the directory of its own file.
 
     Args:
         path: directory with task files; empty for the tasks that lm-eval ships.
@@ -133,7 +133,7 @@ def loaded_task(task: str, path: str) -> Any:
 
 
 def _sandboxed(environment: Any) -> Any:
-    """Returns an environment of Jinja in which templates reach no attribute of Python's own."""
+    """Returns a Jinja environment in which templates cannot reach Python's internal attributes."""
     from jinja2.sandbox import SandboxedEnvironment
 
     found = SandboxedEnvironment(
@@ -154,12 +154,12 @@ def _try_first(task: str, path: str, file: Path) -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         hint = "correct the task file; its `data_files` are relative to `path`"
         raise SpecError(
-            Issue(f"{file.name}: lm-eval cannot make requests of it", ("task",), reason, hint=hint)
+            Issue(f"{file.name}: lm-eval cannot create requests from it", ("task",), reason, hint=hint)
         ) from None
 
 
 def _beside(files: Any, directory: Path) -> Any:
-    """Returns names of data files, those in the directory with their whole path."""
+    """Returns the names of data files. Those in the directory have their whole path."""
     if isinstance(files, dict):
         return {split: _beside(each, directory) for split, each in files.items()}
     if isinstance(files, list):

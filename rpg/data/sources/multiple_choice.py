@@ -1,4 +1,4 @@
-"""Questions with choices, of which the policy's likeliest is its answer."""
+"""Questions with choices. The policy's answer is the choice that it finds likeliest."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ class ChoiceColumns(Spec):
     choices: str = "choices"
     """Column of the list of choices."""
     answer: str = "answer"
-    """Column of the right choice: its text, its number from 0, or its letter, A for the first."""
+    """Column of the right choice: its text, its number from 0, or its letter (A for the first choice)."""
 
 
 class MultipleChoiceSource(Source):
@@ -74,7 +74,7 @@ class MultipleChoiceSource(Source):
 
 
 def _index(answer: Any, choices: list[str]) -> int | None:
-    """Returns the number of the right choice; None if the answer names none.
+    """Returns the number of the right choice; None if the answer does not name a choice.
 
     Example:
         >>> [_index(answer, ["yes", "no"]) for answer in ("no", 1, "B", "2")]

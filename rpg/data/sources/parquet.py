@@ -20,7 +20,7 @@ class ParquetSource(TableSource):
     """File, relative to the spec file."""
 
     def read(self) -> Iterator[SourceProblem]:
-        """See Source; reads batch by batch, since DAPO's file has 1.8 million rows, most of them copies."""
+        """See Source. Reads batch by batch, because DAPO's file has 1.8 million rows, most of them copies."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

@@ -41,7 +41,7 @@ class ProductsSource(Source):
             yield SourceProblem(f"{question}=", answer, self.name or "products", metadata=metadata)
 
     def shared_with(self, other: Source) -> Issue | None:
-        """See Source: the same products of the same seed."""
+        """See Source; two sources with the same seed share products."""
         if not isinstance(other, ProductsSource) or self.seed != other.seed:
             return None
         return Issue("shares problems with a training set", ("seed",), str(self.seed), hint="take another seed")

@@ -30,7 +30,7 @@ class ReasoningGymSource(Source):
     their sizes."""
 
     def read(self) -> Iterator[SourceProblem]:
-        """See Source; in the generator's order."""
+        """See Source; yields the problems in the generator's order."""
         task = self._open()
         for index in range(self.size):
             try:
@@ -49,7 +49,7 @@ class ReasoningGymSource(Source):
             yield SourceProblem(entry["question"], str(answer), name, fields=entry["metadata"], metadata=origin)
 
     def shared_with(self, other: Source) -> Issue | None:
-        """See Source: true for the same task if the seeds differ by less than the size of a set."""
+        """See Source; sources of one task share problems if their seeds differ by less than the size of a set."""
         if not isinstance(other, ReasoningGymSource) or (self.task, self.config) != (other.task, other.config):
             return None
         if not -self.size < self.seed - other.seed < other.size:

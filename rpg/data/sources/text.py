@@ -28,8 +28,8 @@ class TextSource(Source):
     column: str = "text"
     """Column of the documents in a JSON Lines file."""
     window: int = Field(2048, ge=2)
-    """Most tokens that a token's logprob may depend on, itself included; less if the model's context is shorter. A
-    longer document is cut into windows that begin with the last token of the one before."""
+    """Largest number of tokens that a token's logprob may depend on, itself included; less if the model's context is
+    shorter. A longer document is cut into windows that begin with the last token of the one before."""
     piece: int = Field(256, ge=1)
     """Bytes of the pieces, cut between tokens, that the interval takes as independent."""
 

@@ -34,11 +34,12 @@ def _inside():
 _inside = _inside()
 """
 _LONGEST_KEPT, _MOST_KEPT = 1 << 14, 64
-"""Longest values that are kept of a problem, in characters; most verdicts kept of it. Responses are often alike."""
+"""Largest length, in characters, of values that are kept for a problem, and largest number of its kept verdicts.
+Responses are often alike."""
 _PATIENCE_SECONDS = 0.25
-"""Most seconds to wait for another thread's examiner; a new one takes a tenth of it."""
+"""Longest time in seconds to wait for another thread's examiner; a new one takes a tenth of it."""
 _MOST_PLANS = 256
-"""Most problems whose plan is kept."""
+"""Largest number of problems whose plan is kept."""
 
 
 class _Problem(NamedTuple):
@@ -54,18 +55,18 @@ class _Plan(NamedTuple):
     """How the tests of a problem are run."""
 
     beside: bool
-    """Whether the tests need the program itself."""
+    """Whether the tests need the program itself, and run in one process with it."""
     says: str
-    """Calls that each test makes first, JSON. For tests that run beside the program: `1` if the names of builtins are
-    Python's own in them. Empty if the tests fail with any program."""
+    """The calls that each test makes first, as JSON. For tests that run in the program's process: `1` if the names of
+    builtins in them are Python's own. Empty if the tests fail with any program."""
     verdicts: dict[str, str]
     """Values that programs have returned -> verdicts of the tests on them."""
     rounds: bool = False
-    """Whether tests of this problem have made further calls after they got the values of the first."""
+    """Whether tests of this problem have made further calls after they got the values of the first calls."""
 
 
 def asserted(sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str], code: str) -> Iterator[bool]:
-    """Yields, test by test, whether the program passes it.
+    """Yields, for each test, whether the program passes it.
 
     Args:
         tests: see `rpg.data.test_cases.TestCases`.
@@ -80,7 +81,7 @@ def asserted(sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str], cod
 
 
 def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
-    """Returns P or F for each test that the program reaches."""
+    """Returns P (passed) or F (failed) for each test that the program reaches."""
     with problem.sandbox.session() as session:
         values = _values(session, problem, program, plan)
         if not values or values in plan.verdicts:
@@ -107,7 +108,7 @@ def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
 
 
 def _values(session: Session, problem: _Problem, program: str, plan: _Plan) -> str:
-    """Returns the values of all tests' first calls, JSON; empty if the program cannot make the first test's calls.
+    """Returns the values of all tests' first calls, as JSON; empty if the program cannot make the first test's calls.
 
     One process makes all calls if together they take no longer than one test may. Otherwise, and if tests make further
     calls, each test gets its own time in the session, which keeps the program.
@@ -135,7 +136,8 @@ def _answering(calls: str, number: int = 0) -> str:
 
 
 def _judged_beside(problem: _Problem, program: str, plan: _Plan) -> str:
-    """Returns P or F for each test that the program reaches; see `_values` for the time limit of the tests."""
+    """Returns P (passed) or F (failed) for each test that the program reaches. See `_values` for the time limit of the
+    tests."""
     given = [problem.setup, list(problem.tests), plan.says == "1"]
     outcome = problem.sandbox.run(
         Program(f"{_loading('beside')}\n_inside['run']()", json.dumps({"given": given, "program": program}))
@@ -153,8 +155,8 @@ def _judged_beside(problem: _Problem, program: str, plan: _Plan) -> str:
 
 
 def _completed(tests: dict[str, Any], code: str) -> str:
-    """Returns the whole program: if a response has only a body, the problem's beginning of the function is put before
-    it."""
+    """Returns the whole program. If a response has only a function's body, the problem's beginning of the function is
+    put before it."""
     is_body = tests["function"] and not re.search(rf"\b{re.escape(tests['function'])}\b", code)
     return tests["setup"] + code if is_body else code
 
@@ -166,7 +168,8 @@ def _last_line(outcome: Outcome) -> str:
 
 @lru_cache(maxsize=3)
 def _loading(last: str) -> str:
-    """Returns code that loads `values`, and the module `last`, which imports it. Their names are then in `_inside`.
+    """Returns code that loads the module `values`, and then the module `last`, which imports it. Their names are then
+    in `_inside`.
 
     Each module has its own copy of the builtins, which no program can replace.
     """
@@ -179,7 +182,7 @@ def _loading(last: str) -> str:
 
 
 class _Examiner:
-    """An interpreter that has the tests of a problem, and nothing of a program."""
+    """An interpreter that has the tests of a problem but no part of a program."""
 
     def __init__(self, problem: _Problem) -> None:
         self._session = problem.sandbox.session()
@@ -206,12 +209,12 @@ class _Examiners:
         self._plans: OrderedDict[_Problem, _Plan] = OrderedDict()
         self._idle: list[tuple[_Problem, _Examiner]] = []
         self._lent = Counter[_Problem]()
-        """Examiners that threads use now."""
+        """Examiners that threads are using."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
 
     def plan(self, problem: _Problem) -> _Plan:
-        """Returns how the tests of a problem are run."""
+        """Returns the kept plan of a problem's tests."""
         with self._lock:
             # The other responses to a problem come at the same time: one thread runs its tests for all of them.
             self._changed.wait_for(lambda: problem in self._plans or not self._lent[problem], _PATIENCE_SECONDS)
@@ -235,7 +238,7 @@ class _Examiners:
         return examiner.plan
 
     def keep(self, problem: _Problem, plan: _Plan) -> None:
-        """Keeps how the tests of a problem are run."""
+        """Keeps the plan of a problem's tests."""
         with self._lock:
             self._plans[problem] = plan
             while len(self._plans) > _MOST_PLANS:

@@ -18,12 +18,12 @@ from typing import Any
 from rpg.rewards.asserts.values import SHORT_SECONDS, decoded, encoded, loads, reply, write
 
 _exit, _urandom = os._exit, os.urandom
-"""Bound here, before a program can replace them."""
+"""Functions that are bound here before a program can replace them."""
 
 
 class _PlainSides(ast.NodeTransformer):
     """Rewrites comparisons of tests with a literal: the other side X becomes `_plain(X)`, the literal becomes
-    `_literal(N)`. A function can see its caller, with the literals in it."""
+    `_literal(N)`. This hides the literals, because a function can inspect its caller."""
 
     def __init__(self) -> None:
         self.literals: list[Any] = []
@@ -50,7 +50,8 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def run() -> None:
-    """Runs all tests from standard input beside the program, which is also read there; replies P or F for each."""
+    """Reads tests and a program from standard input, and runs all tests in one process with the program. Replies P
+    (passed) or F (failed) for each."""
     request = loads(sys.stdin.buffer.read())
     tests = Beside(*request.pop("given"))  # the program sees this frame
     begun = monotonic()
@@ -65,7 +66,7 @@ def run() -> None:
 
 
 class Beside:
-    """Tests that run beside the program, in a child of a process that has not loaded it.
+    """Tests that run in one process with the program, a child of a process that has not loaded the program.
 
     Builtins and literals of the tests are bound before the program is loaded. The child reports a passed test by a word
     that its parent checks; its output and its exit code are ignored.
@@ -116,7 +117,7 @@ class Beside:
             sys.exit("the program cannot be loaded")
 
     def judge(self, number: int) -> str:
-        """Returns P if a test passes, else F."""
+        """Returns P if a test passes, otherwise F."""
         with suppress(BrokenPipeError):
             write(self._orders, number.to_bytes(4, "little"))
         return "P" if self._has_passed() else "F"

@@ -1,4 +1,4 @@
-"""Tests that run without the program. This process has the expected values; of the program it has only plain data.
+"""Tests that run without the program. This process has the expected values, and only plain data from the program.
 
 It runs in the sandbox, where our packages are not visible. It imports only the standard library and `values`.
 """
@@ -16,19 +16,21 @@ from typing import Any
 from rpg.rewards.asserts.values import DEEPEST, MAKERS, decoded, dumps, encoded, loads
 
 _MOST_UNKNOWN = 2_000
-"""Most calls requested at once, and most conditions on unknown values: a test may loop until one holds."""
+"""Largest number of calls requested at once, and of conditions on unknown values. A test may loop until a condition
+holds."""
 
 
 class NeedsProgramError(BaseException):
-    """The tests need the program itself, and not only its values. Not an Exception, since tests may catch those."""
+    """Signal that the tests need the program itself, and not only its values. It is not an Exception, because tests may
+    catch those."""
 
 
 class _EnoughError(BaseException):
-    """A test has requested as many calls as are allowed at once."""
+    """Signal that a test has requested as many calls as are allowed at once."""
 
 
 class _Unknown:
-    """Value of a call that has not been made. An operation on it has no result yet."""
+    """Value of a call that has not been made yet. An operation on it is unknown too."""
 
     conditions = 0
     """How often an unknown value was used as a condition in this run of a test. Each time it counted as true."""
@@ -85,7 +87,7 @@ _MODULES = {
     *("fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "numbers", "numpy", "operator"),
     *("queue", "random", "re", "statistics", "string", "typing", "unicodedata"),
 }
-"""Modules that tests may import: none that would run a text, since the text may be a value of the program."""
+"""Modules that tests may import. None of them can execute a text, because the text may be a value of the program."""
 _COMPARISONS = {
     "numpy": (
         *("allclose", "isclose", "subtract", "divide", "equal", "not_equal"),
@@ -93,8 +95,7 @@ _COMPARISONS = {
     ),
     "numpy.testing": ("assert_allclose", "assert_almost_equal", "assert_array_almost_equal", "assert_array_equal"),
 }
-"""Module -> its functions for which an empty array equals any value that broadcasts to its shape, or has
-no difference from it."""
+"""Module -> functions that treat an empty array as equal to any value that broadcasts to its shape."""
 _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "open", "input", "globals", "locals", "vars"}
 
 
@@ -141,8 +142,8 @@ def _function(names: tuple[str, ...], body: ast.expr) -> ast.Lambda:
 
 
 def _operate(operation: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
-    """Returns the result of an operation. Raises AssertionError if one side is an empty array and the other is not
-    empty: numpy would return an empty result, of which `all` is true."""
+    """Returns the result of an operation. Raises AssertionError if only one side is an empty array, because numpy would
+    return an empty result, for which `all` is true."""
     numpy = sys.modules.get("numpy")
     if numpy and any(isinstance(each, numpy.ndarray) for each in (one, other)):
         _check_sizes(one, other)
@@ -183,7 +184,7 @@ class Examination:
         self._answers: list[Any] = []
         self._first: list[list[str]] = []
         self.plan = f"beside:{int(bool(self._functions))}"
-        """`:` and the calls that each test makes first; or `beside:` if the tests need the program, see
+        """`:` and the calls that each test makes first, or `beside:` if the tests need the program; see
         `rpg.rewards.asserts`."""
         needs = any(map(_needs_program, [*used, *ast.walk(ast.parse(setup))]))
         if needs or not _only_called(used, self._functions):
@@ -217,7 +218,7 @@ class Examination:
         return self._next(self._judged())
 
     def _next(self, said: str = "") -> str:
-        """Runs the following tests. Returns their letters after those in `said`."""
+        """Runs the following tests. Appends their letters to `said` and returns the text."""
         while self._number < len(self._tests) and ":" not in said:
             known = self._values[self._number] if self._number < len(self._values) else []
             self._requests, self._answers = [*self._first[self._number]], known if type(known) is list else []
@@ -225,7 +226,7 @@ class Examination:
         return said
 
     def _judged(self) -> str:
-        """Runs a test. Returns P or F, or `:` and the further calls that it makes."""
+        """Runs a test. Returns P (passed), F (failed), or `:` and the further calls that it makes."""
         passed, names = False, self._names
         if len(self._answers) == len(self._requests):
             passed, names = self._run(self._number)
@@ -290,7 +291,7 @@ def _listed(texts: Iterable[str]) -> str:
 
 
 def _read(values: str) -> list[Any]:
-    """Returns the list that a program has sent; an empty one if it has sent anything else."""
+    """Returns the list that a program has sent, or an empty list if it has sent anything else."""
     try:
         found = loads(values)
     except (ValueError, RecursionError):
@@ -315,7 +316,7 @@ def _value_of(said: Any) -> Any:
 
 
 def _compare_sizes(module: str) -> None:
-    """Makes a module's functions treat an empty array and a non-empty one as unequal. Numpy treats them as equal."""
+    """Makes a module's functions treat an empty and a non-empty array as unequal. Numpy treats them as equal."""
     with suppress(ImportError):
         found = importlib.import_module(module)
         for name in _COMPARISONS[module]:
@@ -338,7 +339,7 @@ def _checked(compare: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _array_of(parts: list[Any]) -> Any:
-    """Returns an array of the program. An empty one is compared and computed only with empty ones."""
+    """Returns an array that a program has sent. An empty array may only be compared or combined with empty ones."""
     import numpy as np
 
     class Empty(np.ndarray[Any, Any]):
@@ -353,11 +354,11 @@ def _array_of(parts: list[Any]) -> Any:
 
 
 _OWN_MAKERS = MAKERS | {"numpy": _array_of}
-"""Name of a kind -> function that makes a value of the program in this process."""
+"""Name of a kind -> function that rebuilds a value of the program in this process."""
 
 
 def _functions_of(nodes: list[ast.AST], known: dict[str, Any], function: str) -> set[str]:
-    """Returns the names that tests take from the program."""
+    """Returns the names of the program that tests use."""
     loaded = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     own = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -370,7 +371,7 @@ def _functions_of(nodes: list[ast.AST], known: dict[str, Any], function: str) ->
 
 
 def _needs_program(node: ast.AST) -> bool:
-    """Returns whether the node might run a text of the program or uses the identity of its objects."""
+    """Returns whether the node may execute a text from the program, or uses the identity of the program's objects."""
     match node:
         case ast.Import(names=names):
             return any(alias.name.partition(".")[0] not in _MODULES for alias in names)
@@ -389,7 +390,7 @@ def _needs_program(node: ast.AST) -> bool:
 
 
 def _only_called(nodes: list[ast.AST], functions: set[str]) -> bool:
-    """Returns whether tests use functions of the program only by calling them or passing them on, and use the values.
+    """Returns whether tests only call the program's functions or pass them on, and use the values.
 
     A capitalised name is a class. If a call's value is dropped, the call is made for its effect on the arguments;
     within `try`, it is made for its exception.

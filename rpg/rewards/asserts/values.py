@@ -22,10 +22,10 @@ dumps, loads, write = json.dumps, json.loads, os.write
 """Bound here, before a program can replace them."""
 _SCALARS = {type(None), bool, int, float, str}
 _MOST_ITEMS = 100_000
-"""Most items of an iterator that are sent. Asking for more raises an error."""
+"""Largest number of an iterator's items that are sent. Asking for more raises an error."""
 SHORT_SECONDS = 0.1
-"""Seconds. A program that takes longer to load takes time from its first test. A NUL on standard output reports that it
-is loaded."""
+"""Seconds that a program may take to load. More time is taken from its first test. A NUL on standard output reports
+that the program is loaded."""
 DEEPEST = 50_000
 """Recursion limit while values are sent and received."""
 _NUMPY_KINDS = "biufcSU"
@@ -54,7 +54,7 @@ _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[list[Any]], Any]]] = {
     type({}.values()): (list, lambda parts: dict(enumerate(parts)).values()),
     type({}.items()): (list, lambda parts: dict(parts).items()),
 }
-"""Kind -> function that turns it into a list, and function that turns the list back."""
+"""Kind -> function that converts a value to a list, and function that converts the list back."""
 _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (str, str.__str__),
     *((kind, kind) for kind in (tuple, list, dict, set, frozenset, bytes)),
@@ -63,7 +63,7 @@ _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 
 class _Opaque:
-    """A value of the program that is not plain data: it has a truth value and equals nothing."""
+    """A value of the program that is not plain data. It has a truth value and equals nothing."""
 
     def __init__(self, truth: bool) -> None:
         self._truth = truth
@@ -97,7 +97,7 @@ def _opaque(value: Any) -> Any:
 
 
 def encoded(value: Any, other: Callable[[Any], Any] = _opaque) -> Any:
-    """Returns the value in JSON form: scalars and lists as they are, any other kind as {name of the kind: list}.
+    """Returns the value in JSON form: scalars and lists unchanged, any other kind as {name of the kind: list}.
 
     Args:
         other: encodes a value that is not plain data.
@@ -138,7 +138,8 @@ def decoded(value: Any, makers: dict[str, Callable[[list[Any]], Any]] = MAKERS) 
 
 
 def run(names: dict[str, Any]) -> None:
-    """Runs the sources from standard input in these names, and answers the calls sent with them, for all tests."""
+    """Reads sources and calls from standard input, runs the sources in this namespace, and answers the calls of all
+    tests."""
     request = loads(sys.stdin.buffer.read())
     begun = monotonic()
     for source in request["sources"]:

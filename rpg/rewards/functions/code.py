@@ -43,9 +43,10 @@ answers.write(json.dumps({"value": value}))
 """Code that calls a function of the solution. Its value is compared outside the sandbox, so nothing inside the sandbox
 knows the expected value."""
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-8
-"""Tolerances of numbers in the graders that ask for no more: numpy's defaults."""
+"""Relative and absolute tolerance of numbers in graders that do not set their own: numpy's defaults."""
 _LONGEST_NUMBER = 4300
-"""Longest number that is read if it is not written as expected, in characters; Python reads no longer integer."""
+"""Longest number, in characters, that is read if it is not written exactly as expected. Python does not read longer
+integers."""
 
 
 class Code(Reward):
@@ -102,14 +103,14 @@ class Code(Reward):
         if has_compiler(self.language):
             return None
         return Issue(
-            "there is no compiler of the reward's language on this machine",
+            "there is no compiler for the reward's language on this machine",
             path=("reward", "language"),
             given=self.language,
             hint="install g++ (apt install g++, dnf install gcc-c++)",
         )
 
     def score(self, problem: Problem, response: str) -> Score:
-        """See Reward; the extracted answer is the program.
+        """See Reward. The extracted answer is the program.
 
         Raises:
             SandboxError: the sandbox itself failed. Faults of a program are recorded in the score.
@@ -144,7 +145,7 @@ class Code(Reward):
         return blocks[-1] if blocks else None
 
     def _outcomes(self, tests: dict[str, Any], chosen: Sequence[Any], code: str) -> Iterator[bool]:
-        """Yields, test by test, whether it passed."""
+        """Yields, for each test, whether it passed."""
         sandbox = _sandbox(self.seconds_per_test, self.memory_mb)
         if tests["kind"] == "assert":
             yield from asserted(sandbox, tests, chosen, code)
@@ -186,7 +187,7 @@ def _called(sandbox: Sandbox, tests: dict[str, Any], solution: str, arguments: A
 
 
 def _fits(text: str, expected: Any) -> bool:
-    """Returns whether JSON has no more parts than the expected value, so that it takes no longer to read."""
+    """Returns whether a JSON text has no more parts than the expected value. It then takes no longer to read."""
     wanted = json.dumps(expected)
     return all(text.count(mark) <= wanted.count(mark) for mark in '[{",')
 
@@ -238,7 +239,7 @@ def _close(got: Any, wanted: Any) -> bool:
 
 
 def same_value(value: Any, expected: Any) -> bool:
-    """Returns whether two JSON values are the same. Numbers that are not whole need only be close."""
+    """Returns whether two JSON values are equal. Numbers that are not whole need only be close."""
     if isinstance(value, list) and isinstance(expected, list):
         return len(value) == len(expected) and all(map(same_value, value, expected))
     if isinstance(value, float) or isinstance(expected, float):

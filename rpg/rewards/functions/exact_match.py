@@ -23,6 +23,6 @@ class ExactMatch(Reward):
         return odd_as_text(answer)
 
     def score(self, problem: Problem, response: str) -> Score:
-        """See Reward; the extracted answer is the whole response."""
+        """See Reward. The extracted answer is the whole response."""
         extracted = response.removeprefix(problem.prefill).strip()
         return Score.of(1.0 if extracted == problem.answer.strip() else 0.0, extracted or None)

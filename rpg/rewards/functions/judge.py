@@ -26,7 +26,7 @@ from specs.schema.reward import Reward
 from specs.schema.rollout import VllmRollout, not_installed
 
 _AT_ONCE_TOKENS = 16
-"""Longest verdict without reasons, in tokens."""
+"""Largest number of tokens of a verdict without reasons."""
 _VLLM_SHARE = 0.4
 """Share of a GPU's memory if the spec names none."""
 
@@ -59,9 +59,9 @@ class JudgeBudget(Spec):
     """Limits on the calls of a run's judge, over all attempts and stages."""
 
     calls: int = Field(0, ge=0)
-    """Most calls. 0 means no limit. Stored verdicts cost no call."""
+    """Largest number of calls. 0 means no limit. Stored verdicts cost no call."""
     money: float = Field(0.0, ge=0)
-    """Most that the calls may cost, in the currency of `price`. 0 means no limit. Calls in progress when it is reached
+    """Largest cost of the calls, in the currency of `price`. 0 means no limit. Calls in progress when it is reached
     come on top."""
 
 
@@ -99,9 +99,9 @@ class Judge(Reward):
     temperature: float = Field(0.0, ge=0)
     """Temperature of its sampling; several votes need one above 0."""
     max_tokens: int = Field(1024, ge=1)
-    """Most tokens of a reply; without `reasoning` at most 16."""
+    """Largest number of tokens of a reply; without `reasoning` at most 16."""
     concurrency: int = execution(16, ge=1, le=256)
-    """Most concurrent questions of a rank."""
+    """Largest number of concurrent questions of a rank."""
     timeout_seconds: float = execution(120.0, gt=0)
     """Seconds after which an endpoint's call is aborted and retried."""
     patience_seconds: float = execution(1800.0, gt=0)
@@ -115,8 +115,8 @@ class Judge(Reward):
     memory_fraction: float = execution(0.0, ge=0, lt=1)
     """Share of the rank's GPU for a judge's vLLM. 0 means 0.4."""
     max_length: int = Field(0, ge=0)
-    """Most tokens of a question and its reply, for a model in a directory. 0 means the model's context, at most
-    16384."""
+    """Largest number of tokens of a question and its reply, for a model in a directory. 0 means the model's context, at
+    most 16384."""
     labels: str = names_path("file", "")
     """File of JSON lines with labelled responses, with which `rpg judge calibrate` measures the judge. Empty if there
     is no such file."""
@@ -126,7 +126,7 @@ class Judge(Reward):
         return self.compare != "each"
 
     def identity(self) -> dict[str, Any]:
-        """See Reward. The labels measure the judge, and change no verdict."""
+        """See Reward. The labels only measure the judge and do not change verdicts."""
         plain = super().identity()
         del plain["labels"]
         return plain
@@ -137,13 +137,13 @@ class Judge(Reward):
             yield ("model",), "directory", self.model
 
     def calls(self, groups: int, size: int) -> int:
-        """Returns the most calls for this number of groups of responses."""
+        """Returns the largest number of calls for this number of groups."""
         questions = {"each": size, "pairs": size * (size - 1), "group": 2 * (size > 1)}[self.compare]
         return groups * questions * self.votes
 
     @property
     def reply_tokens(self) -> int:
-        """Returns the most tokens of a reply."""
+        """Returns the largest number of tokens of a reply."""
         return self.max_tokens if self.reasoning else min(self.max_tokens, _AT_ONCE_TOKENS)
 
     @property
@@ -217,7 +217,7 @@ class Judge(Reward):
         )
 
     def score(self, problem: Problem, response: str) -> Score:
-        """Returns one verdict outside a run: it is not kept and counts for no budget."""
+        """Returns one verdict outside a run. It is not kept and does not count in a budget."""
         with self.open(Place()) as scorer:
             return scorer.submit(problem, response).result()
 
@@ -231,7 +231,7 @@ class Judge(Reward):
         if self.endpoint:
             yield from address_issues(self.endpoint)
         elif self.key:
-            yield Issue("a model of this machine has no key", ("key",), hint="leave it out, or name its `endpoint`")
+            yield Issue("a model on this machine needs no key", ("key",), hint="leave it out, or name its `endpoint`")
         if self.votes > 1 and self.temperature == 0:
             hint = "write temperature: 0.7, or votes: 1"
             yield Issue("all votes would be the same reply", ("votes",), f"{self.votes} at temperature 0", hint=hint)
@@ -244,4 +244,4 @@ class Judge(Reward):
             yield Issue("the template does not contain the answer", ("template",), allowed="a text with {answer} in it")
         if self.template and (self.reasoning or self.endpoint) and "{key}" not in self.template:
             hint = "ask for a last line `VERDICT-{key}: N`: an answer cannot know it"
-            yield Issue("the verdict's line is nowhere in the template", ("template",), hint=hint)
+            yield Issue("the template does not contain the verdict's line", ("template",), hint=hint)

@@ -9,7 +9,7 @@ from rpg.types import Problem
 from specs.schema.reward import Reward
 
 _TAIL = 300
-"""Characters at the end of the response that are searched."""
+"""Number of characters at the end of the response that are searched."""
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
 
 # The two lists of Lewkowycz et al. 2022 (Minerva, arXiv:2206.14858, appendix D), in the form of DAPO's rule: without
@@ -59,7 +59,7 @@ _BRACED = (
 
 
 def normalise(answer: str) -> str:
-    r"""Returns the form in which two answers are compared, character by character.
+    r"""Returns an answer in the form in which answers are compared, character by character.
 
     Source: DAPO's reward rule (arXiv:2503.14476, its released scorer), which takes Minerva's normalisation.
     Example:
@@ -78,7 +78,7 @@ def normalise(answer: str) -> str:
 
 
 def rewritten(answer: str) -> str:
-    r"""Returns a formula without its wrapping and the text around it. The time is linear in the length.
+    r"""Returns a formula without its wrapping and the text around it. Takes linear time.
 
     Example:
         >>> rewritten(r"so $\boxed{\frac12}$ is it")
@@ -120,7 +120,7 @@ class MathDapo(Reward):
         return "are lists in JSON, which are compared with their brackets" if is_list else odd_as_text(answer)
 
     def score(self, problem: Problem, response: str) -> Score:
-        """See Reward; the extracted answer is the normalised one."""
+        """See Reward. The extracted answer is the normalised one."""
         answers = _ANSWER.findall(response[-_TAIL:])
         if not answers:
             return Score.of(-1.0, None)

@@ -38,7 +38,7 @@ _SPELLINGS = (
     (re.compile(r"∞"), r"\\infty "),
     (re.compile(r"°|\\degree(?![A-Za-z])"), r"^\\circ "),
 )
-"""Spellings that the library does not read -> those that it reads."""
+"""Spellings that the library does not read -> spellings that it reads."""
 _SIGNS = str.maketrans("\u2212\u207b\u00d7\u00b7\u22c5\u00f7\u2044", "--***//")
 """Characters for minus, times and division -> ASCII."""
 _OTHER_BOX = re.compile(r"\\(?:fbox|framebox)(?=\s*\{)")
@@ -49,16 +49,16 @@ _JOINED_BOX = re.compile(
     + r"(?:[,;]\s*(?:and\b|or\b)?|and\b|or\b)"
     + _BETWEEN
 )
-"""A box, followed by a separator that joins the next one to it as another part of one answer."""
+"""Pattern of a box and a separator that joins the next box to it as another part of the same answer."""
 _LONGEST = 200
-"""Most characters of a formula that stands alone."""
+"""Largest number of characters of a formula that stands alone."""
 _SAID = re.compile(r"(?i)answer(?:\s+is)?[ \t:*]*([^\n]*)")
 _UNREAD = re.compile(r"pi|sqrt|[^\x00-\x7f]|[A-Za-z)]\s*\^|[A-Za-z)]\s*[-+]\s*\w|\d\s*[-+]\s*[A-Za-z]")
 _QUANTITY = re.compile(r"[-+]?[\d.,/]+\s+[A-Za-z]\s*(?:\^\s*\d)?")
-"""A number with a unit, which no formula is: 12 m^2."""
+"""Pattern of a number with a unit, which is not a formula: 12 m^2."""
 _FORMULA = re.compile(r"(?:[^A-Za-z\\$]|(?<![A-Za-z])(?:[A-Za-z]|pi|sqrt)(?![A-Za-z]))+")
 _WORDING = r"(?:\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{|[\s:$*_>])*"
-"""Text that may come before a letter: emphasis, spaces, colons."""
+"""Pattern of text that may come before a letter: emphasis, spaces, colons."""
 _BOXED = re.compile(rf"\\boxed\s*\{{{_WORDING}(?i:option|choice)?\s*\(?([A-Za-z])(?=[).:]|[\s}}$*]*\}})")
 _ALONE = re.compile(rf"{_WORDING}\(?([A-Z])(?:[.:)][^\n]*|[\s}}$*.]*)")
 _NAMED = tuple(
@@ -79,7 +79,7 @@ _UNITS = {
 _SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 _WORDS_BOXED = re.compile(r"(\\boxed\s*\{(?:\s*\\text\s*\{)?)\s*([A-Za-z][A-Za-z\s-]*?)\s*(?=\})")
 _DIGITS = 50
-"""Digits of irrational numbers that are compared."""
+"""Number of digits of irrational numbers that are compared."""
 
 
 class MathVerify(Reward):
@@ -107,7 +107,7 @@ class MathVerify(Reward):
         return odd(answer)
 
     def score(self, problem: Problem, response: str) -> Score:
-        """See Reward; the extracted answer is the last expression.
+        """See Reward. The extracted answer is the last expression.
 
         The library's own time limits are off: they are whole seconds, end in a silent "unequal", and need the signal
         that the worker uses itself.
@@ -137,7 +137,8 @@ class MathVerify(Reward):
 
 @lru_cache(maxsize=4096)
 def _gold(answer: str) -> list[Any]:
-    """Returns the expressions of a gold answer, which is the same for all responses to a problem."""
+    """Returns the expressions of a gold answer. They are cached, because all responses to a problem have the same gold
+    answer."""
     from math_verify import parse
 
     found = parse(f"\\boxed{{{_spelled(_digits(answer))}}}", parsing_timeout=None, raise_on_error=True)
@@ -145,7 +146,8 @@ def _gold(answer: str) -> list[Any]:
 
 
 def _what_counts(response: str) -> str:
-    r"""Returns the part of a response from its last box on, with the boxes that a comma, `and` or `or` joins to it.
+    r"""Returns the part of a response from its last box on, including boxes before it that a comma, `and` or `or` joins
+    to it.
 
     If a response without a box names its answer, or is one, dollars are put around an answer that the library would not
     read.
@@ -185,7 +187,7 @@ def _spelled(text: str) -> str:
 
 
 def _digits(text: str) -> str:
-    """Returns a number in English words as digits; any other text as it is.
+    """Returns a number in English words as digits, and any other text unchanged.
 
     Example:
         >>> _digits("One hundred and twenty-three"), _digits("minus two thousand five"), _digits("one of two")
@@ -209,7 +211,8 @@ def _digits(text: str) -> str:
 
 
 def _ascii(text: str) -> str:
-    """Returns a text with ASCII for digits, signs and full-width characters; other characters stay as they are."""
+    """Returns a text with digits, signs and full-width characters replaced by ASCII. Other characters stay
+    unchanged."""
     plain = unicodedata.normalize("NFKC", text.translate(_SIGNS)).translate(_SIGNS)
     plain = "".join(str(int(each)) if each.isdecimal() else each for each in plain)
     return plain if plain.isascii() else text
@@ -251,8 +254,8 @@ def _exact(expression: Any) -> Any:
 
 
 def _positive(one: Any, other: Any) -> tuple[Any, Any] | None:
-    """Returns two expressions with their symbols as positive numbers, if both are real for no negative value of them:
-    then 1/√n is √(1/n), but √(x²) is not x. None for any other pair."""
+    """Returns two expressions with their symbols declared positive, if no negative value makes both real. Then 1/√n
+    equals √(1/n), but √(x²) does not equal x. None for any other pair."""
     import sympy
 
     if not all(isinstance(each, sympy.Expr) for each in (one, other)) or not (shared := one.free_symbols):

@@ -1,4 +1,4 @@
-"""No reward: training learns from the reference model alone."""
+"""No reward: training learns only from the reference model."""
 
 from typing import ClassVar
 

@@ -22,25 +22,25 @@ from specs.schema.reward import Reward
 _TRL = "completions"
 """The argument that identifies a function with TRL's signature."""
 _OWN = ("prompt", "answer", "dataset")
-"""Arguments that each problem gives."""
+"""Arguments that every problem provides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Arguments of a reward function, all given by name."""
+    """Arguments of a reward function. All are passed by name."""
 
     named: tuple[str, ...]
     required: tuple[str, ...]
-    """Those without a default."""
+    """Arguments without a default."""
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Names of the arguments that need no column."""
+        """Returns the names of the arguments that need no column."""
         own = ("prompts", _TRL) if _TRL in self.named else ("problem", "response")
         return (*_OWN, *own)
 
     def missing(self, columns: Iterable[str]) -> list[str]:
-        """Returns the required arguments that no column gives."""
+        """Returns the required arguments that no column provides."""
         known = {*self.given, *columns}
         return [name for name in self.required if name not in known]
 
@@ -96,7 +96,7 @@ class Python(Reward):
         except (SyntaxError, ValueError) as error:
             line, text = getattr(error, "lineno", 0) or 0, getattr(error, "text", "") or ""
             words = getattr(error, "msg", str(error))
-            yield Issue(f"is no Python: {words}", ("path",), file=self.path, line=line, snippet=text)
+            yield Issue(f"is not valid Python: {words}", ("path",), file=self.path, line=line, snippet=text)
             return
         functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
         if self.function not in functions:
@@ -106,13 +106,13 @@ class Python(Reward):
             yield Issue("belongs to gives: grades", ("least",), f"{self.least:g}")
 
     def identity(self) -> dict[str, Any]:
-        """See Spec: the file counts by its content, not by its path."""
+        """See Spec; the file counts by its content, not by its path."""
         plain = super().identity()
         del plain["path"]
         return plain | {"code": {"content": hashlib.sha256(self.code.encode()).hexdigest()}}
 
     def refuses(self, source: Source) -> Issue | None:
-        """See Reward: the set must keep the columns that the function takes."""
+        """See Reward. The set must keep the columns that the function takes."""
         if not isinstance(source, TableSource):
             return None
         columns, own = (
@@ -151,7 +151,7 @@ class Python(Reward):
         return (self.path,)
 
     def prepare(self) -> None:
-        """See Reward: runs the file. If that raises, each response gets the error."""
+        """See Reward. Runs the file. If that raises an error, every response gets the error."""
         names: dict[str, Any] = {"__name__": "reward", "__file__": self.path}
         try:
             exec(compile(self.code, self.path, "exec"), names)

@@ -1,4 +1,4 @@
-"""The scorers that come with reasoning-gym's tasks. Scorers that evaluate the answer get a parsed form of it."""
+"""The scorers of reasoning-gym's tasks. Scorers that evaluate the answer get a parsed form of it."""
 
 import builtins
 import json
@@ -19,8 +19,8 @@ from specs.schema.reward import Reward
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 CHECKED_VERSION = "0.1.25"
-"""Version of reasoning-gym whose scorers have been reviewed: scorers that `PARSED` and `REFUSED` do not name evaluate
-no answer. No task of another version is scored."""
+"""Version of reasoning-gym whose scorers have been reviewed: only those that `PARSED` and `REFUSED` name evaluate the
+answer. Tasks of other versions are not scored."""
 _LIBRARY = "reasoning_gym."
 _INTEGERS = re.compile(r"[0-9]+")
 _PROBABILITY = re.compile(r"[0-9]{1,40}/[0-9]{1,40}|[0-9]{0,40}\.?[0-9]{0,40}(e-?[0-9]{1,2})?", re.IGNORECASE)
@@ -32,8 +32,8 @@ def _listed(answer: str, entry: dict[str, Any]) -> str:
 
 
 def _combined(answer: str, entry: dict[str, Any]) -> str:
-    """Returns the arithmetic if its numbers are the problem's and its value is 24. The task itself checks only how many
-    numbers there are, and drops the value's fraction."""
+    """Returns the arithmetic if its numbers are those of the problem and its value is 24. The task itself checks only
+    how many numbers there are, and drops the value's fraction."""
     from sympy.parsing.sympy_parser import parse_expr
 
     written = arithmetic(answer)
@@ -58,8 +58,8 @@ PARSED: dict[str, Callable[[str, dict[str, Any]], str]] = {
 
 
 def _probability(answer: str, entry: dict[str, Any]) -> str:
-    """Returns the answer if it is within 0.0001, as the task requires, and within 1 % of the probability. The task
-    itself gives `0` the full mark: `0.5` begins with it, and it is near small probabilities."""
+    """Returns the answer if it is within 0.0001 of the probability, as the task requires, and within 1 %. The task
+    itself gives full marks to `0` for `0.5`, which begins with it, and for small probabilities."""
     plain, right = answer.replace(",", ""), Fraction(entry["answer"])
     try:
         given = Fraction(plain) if _PROBABILITY.fullmatch(plain) else Fraction(-1)
@@ -69,7 +69,7 @@ def _probability(answer: str, entry: dict[str, Any]) -> str:
 
 
 def _finite(answer: str, _entry: dict[str, Any]) -> str:
-    """Returns the list of numbers if all are finite: NaN has no order, and no distance from the right number."""
+    """Returns the list of numbers if all are finite. NaN has no order and no distance from the right number."""
     try:
         numbers = json.loads(answer.replace("'", '"'))
         return answer if all(math.isfinite(float(number)) for number in numbers) else ""
@@ -83,13 +83,14 @@ CHECKED: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "game_of_life_halting": lambda answer, entry: answer if answer.lower() == entry["answer"].lower() else "",
     "number_sorting": _finite,
 }
-"""Tasks whose scorers give the full mark to some wrong answers -> function that returns the text to give them instead:
-the answer, or an empty text if it is such a wrong answer."""
+"""Tasks whose scorers give full marks to some wrong answers -> function that returns the text to score: the answer, or
+an empty text if it is such a wrong answer."""
 ALONE = frozenset(
     {"arc_agi", "bitwise_arithmetic", "boxnet", "calendar_arithmetic", "codeio", "number_sorting", "rearc"}
     | {"propositional_logic", "rubiks_cube", "rush_hour", "sokoban", "word_ladder"}
 )
-"""Tasks whose scorers evaluate no answer but call code that may keep state: each answer has its own process."""
+"""Tasks whose scorers do not evaluate the answer but call code that may keep state. Each answer gets its own
+process."""
 REFUSED = {"composite": "it hands the answer on to the scorers of other tasks: name those tasks as sets of their own"}
 """Tasks that are not scored -> reason."""
 

@@ -35,8 +35,8 @@ class RewardModel(Reward):
     batch_size: int = execution(16, ge=1, le=512)
     """Responses in a batch of the classifier."""
     max_length: int = Field(0, ge=0)
-    """Most tokens of problem and response; a longer response cannot be scored. 0 means the model's context, at most
-    16384."""
+    """Largest number of tokens of problem and response; a longer response cannot be scored. 0 means the model's
+    context, at most 16384."""
 
     def worst_value(self) -> float | None:
         """See Reward. Known if the value is a probability."""
@@ -80,7 +80,7 @@ class RewardModel(Reward):
         return ClassifierScorer(name, model, KeptReplies(place.verdicts), threads=2 * self.batch_size)
 
     def score(self, problem: Problem, response: str) -> Score:
-        """Returns one value outside a run; it is not kept."""
+        """Returns one value outside a run. It is not kept."""
         with self.open(Place()) as scorer:
             return scorer.submit(problem, response).result()
 
@@ -92,7 +92,7 @@ class RewardModel(Reward):
         return config if isinstance(config, dict) else {}
 
     def _labels(self) -> list[str]:
-        """Returns the names of the outputs, in their order; transformers assumes two if the config does not say."""
+        """Returns the names of the outputs, in order. transformers assumes two if the config does not name them."""
         named = self._config().get("id2label")
         if not isinstance(named, dict):
             return ["LABEL_0", "LABEL_1"]
@@ -100,7 +100,7 @@ class RewardModel(Reward):
 
 
 class ClassifierScorer(Scorer):
-    """A Scorer that gets its values from a classifier, many at once."""
+    """A Scorer that gets its values from a classifier, in batches."""
 
     def __init__(self, name: str, model: ScoringModel, kept: KeptReplies, *, threads: int) -> None:
         self._name, self._model, self._kept = name, model, kept

@@ -18,11 +18,11 @@ class Term(Spec):
     """One reward of a sum."""
 
     reward: Reward
-    """How it scores. A penalty on long responses and the time limit are the sum's own affair."""
+    """The reward of this term. A penalty on long responses and the time limit are set on the sum."""
     weight: float = 1.0
-    """Its score is multiplied by it."""
+    """Factor on the term's score."""
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$")
-    """Its metric is reward/NAME/mean. Empty: the reward's type."""
+    """Name of the term, whose metric is reward/NAME/mean. Empty means the reward's type."""
 
     @property
     def label(self) -> str:
@@ -64,7 +64,7 @@ class WeightedSum(Reward):
         return any(term.weight < 0 or term.reward.may_be_negative() for term in self.terms)
 
     def largest_value(self) -> float:
-        """See Reward: the sum of the terms' largest values."""
+        """See Reward. It is the sum of the terms' largest values."""
         return sum(abs(term.weight) * term.reward.largest_value() for term in self.terms)
 
     def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""Count of a run's calls to its judges, and their bound. It covers all attempts of the run."""
+"""Budget of a run's calls to its judges, over all attempts of the run."""
 
 import contextlib
 from pathlib import Path
@@ -9,11 +9,12 @@ from specs.errors import Issue, SpecError
 from specs.machine.files import read_json, write_json
 
 SPENT = "judged.json"
-"""File in a run's directory: number of calls to its judges, and their cost."""
+"""File in a run's directory with the number of calls to its judges, and their cost."""
 
 
 class Budget:
-    """Counts the calls of a run, all its ranks, attempts and stages together, and ends the run at the bound.
+    """The budget of a run. It counts the calls of all ranks, attempts and stages together, and ends the run at the
+    bound.
 
     A call is counted before it is made and its cost once it is known, so that no more calls than the bound are made
     whatever happens; of money, what is under way at that moment comes on top.

@@ -1,4 +1,4 @@
-"""Calibration of a judge against labels: it judges answers whose value is already labelled."""
+"""Calibration of a judge against labels: the judge scores answers whose value is already known."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ class Labelled:
     prompt: str
     response: str
     label: float
-    """Label on the judge's scale; for a judge that compares, in any unit, the higher the better."""
+    """Label on the judge's scale. For a judge that compares, a number in any unit, where higher is better."""
     answer: str = ""
     """The problem's right answer."""
     author: str = ""
@@ -39,18 +39,18 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Results of the judge's questions."""
+    """Results of the questions to the judge."""
 
     judgements: Judgements
     position: Interval | None
     """Share of comparisons won by the answer shown first, minus the share won by the other; None if the judge rates
     each answer alone."""
     unread: int
-    """Answers or pairs without a verdict: no vote could be read."""
+    """Number of answers or pairs without a verdict, because no vote could be read."""
 
 
 def labelled_in(judge: Judge) -> list[Labelled]:
-    """Returns the labels that a judge names. Raises SpecError if the file holds something else."""
+    """Returns the labels in the file that a judge names. Raises SpecError if the file has another content."""
     path, found, issues = judge.labels, list[Labelled](), list[Issue]()
     try:
         lines = read_within(path).decode("utf-8").splitlines()

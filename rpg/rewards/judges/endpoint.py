@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint. Requests wait out rate limits and outages."""
+"""An OpenAI-compatible endpoint. Requests are retried during rate limits and outages."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -21,22 +21,23 @@ if TYPE_CHECKING:
     import httpx
 
 _LONGEST_REPLY = 4 << 20
-"""Most bytes of the endpoint's answer."""
+"""Largest number of bytes of the endpoint's answer."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
-"""Shortest and longest seconds between two tries."""
+"""Shortest and longest time in seconds between two tries."""
 _LONGEST_RETRY_AFTER = 600.0
-"""Most seconds of a Retry-After that are respected."""
+"""Longest Retry-After, in seconds, that is respected."""
 _AWAY = frozenset({408, 425, 429})
-"""Temporary status codes, besides 5xx."""
+"""Status codes, in addition to 5xx, of temporary failures."""
 _REFUSED = frozenset({401, 402, 403, 404, 405})
-"""Permanent status codes: a key, an account or an address is wrong. No response is at fault."""
+"""Status codes of permanent failures: a key, an account or an address is wrong. They are not the fault of a
+response."""
 _LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 _SHOWN = 300
-"""Most characters of an error's text that are repeated."""
+"""Largest number of characters that are quoted from an error's text."""
 
 
 class RequestRefusedError(ValueError):
-    """The endpoint rejects this request, for example because it is too long."""
+    """Error raised if the endpoint rejects a request, for example because it is too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,13 @@ class EndpointSettings:
     """Address up to and including /v1."""
     model: str
     key: str
-    """A reference, see `specs.secrets`; empty if there is no key."""
+    """Reference to the key; see `specs.secrets`. Empty if there is no key."""
     path: tuple[str | int, ...]
-    """Place in the spec of the section that names the endpoint."""
+    """Place, in the spec, of the section that names the endpoint."""
     timeout_seconds: float
     """Time limit of one call."""
     patience_seconds: float
-    """How long an endpoint may be unavailable before the attempt ends."""
+    """Seconds for which an endpoint may be unavailable before the attempt ends."""
     who: str = "judge"
     """Role of the model in the run, used in messages."""
     input_price: float = 0.0
@@ -87,7 +88,7 @@ class Endpoint:
         )
 
     def ask(self, messages: Sequence[Message], drawn: Drawn) -> Reply:
-        """Returns the model's reply; waits for it.
+        """Waits for the model's reply and returns it.
 
         Raises:
             RewardAwayError: the endpoint was unavailable for longer than the spec allows.
@@ -127,8 +128,7 @@ class Endpoint:
                 raise RewardAwayError(f"closed while the {self._settings.who} at {self._settings.url} was away")
 
     def _try(self, body: dict[str, Any]) -> tuple[Reply | None, str, float | None]:
-        """Returns the reply; without a reply, the reason and the seconds that the endpoint asks to wait, if it names
-        any."""
+        """Returns the reply or, without one, the reason and the seconds that the endpoint asks to wait, if any."""
         import httpx
 
         url = f"{self._settings.url.rstrip('/')}/chat/completions"
@@ -194,7 +194,7 @@ def is_loopback(url: str) -> bool:
 
 
 def address_issues(url: str) -> Iterator[Issue]:
-    """Yields the faults of the field `endpoint` of a section."""
+    """Yields the issues of a section's field `endpoint`."""
     allowed = "http://HOST:PORT/v1 or https://HOST/v1"
     try:
         parts = urlsplit(url)
@@ -209,8 +209,8 @@ def address_issues(url: str) -> Iterator[Issue]:
 
 
 def trouble_of(url: str, key: str, path: tuple[str | int, ...], *, seconds: float) -> str:
-    """Returns why an endpoint is unusable: it does not answer within this many seconds, or refuses. Empty if it is
-    usable."""
+    """Returns why an endpoint is unusable: it does not answer within this many seconds, or it refuses requests. Empty
+    if it is usable."""
     import httpx
 
     try:

@@ -36,9 +36,9 @@ class ModelSettings:
     device: str
     """cpu, or cuda for the GPU of the rank that asks."""
     batch_size: int
-    """Most requests that are computed together."""
+    """Largest number of requests that are computed together."""
     max_length: int
-    """Most tokens of a request, with its reply; 0 means the model's context."""
+    """Largest number of tokens of a request and its reply. 0 means the model's context."""
     engine: Literal["transformers", "vllm"] = "transformers"
     memory_fraction: float = 0.0
     """Share of the GPU's memory that vLLM takes."""
@@ -49,7 +49,7 @@ class ModelSettings:
 
 
 class ScoringModelError(RuntimeError):
-    """The process of a scoring model failed or has ended."""
+    """Error raised if the process of a scoring model failed or has ended."""
 
 
 class ScoringModel:
@@ -75,7 +75,7 @@ class ScoringModel:
         return float(self._call({"messages": list(messages)})["value"])
 
     def close(self) -> None:
-        """Ends the process; waiting requests get no reply."""
+        """Ends the process. Waiting requests get no reply."""
         with self._lock:
             self._closing = True
             connection, child, thread = self._connection, self._child, self._thread
@@ -114,7 +114,7 @@ class ScoringModel:
         return reply
 
     def _serve(self, started: threading.Event) -> None:
-        """Runs in the thread: starts the process, and passes on replies until it ends."""
+        """Starts the process, and passes on replies until it ends. Runs in the client's thread."""
         try:
             self._start()
             connection = self._connection

@@ -1,4 +1,4 @@
-"""Questions to a judge, and reading of its replies.
+"""Writing of questions to a judge, and reading of its replies.
 
 An answer under judgement is data. It stands between lines with a key that is derived from the whole question, the
 answer included, so that no answer can contain it: none can close its own part, and none can write the line that is
@@ -37,9 +37,9 @@ _SQUARE = (
 )
 _CONTROL = re.compile(rf"<(?=[|\uff5c]|/?(?:{_ANGLED})>|<SYS>|</SYS>)|\[(?=/?(?:{_SQUARE})\])")
 """Beginnings of texts that chat templates read as control tokens: <|im_end|>, </s>, [INST]. A service receives text and
-does not report which tokens its model has; a model on this machine receives tokens, see `rpg.data.plain_text`."""
+does not report which tokens its model has. A model on this machine receives tokens; see `rpg.data.plain_text`."""
 PREFIX = "Verdict: "
-"""Beginning of the reply of a local judge that gives its verdict at once; the model continues it."""
+"""Beginning of the reply of a local judge that gives its verdict at once. The model continues it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class Form:
     """Form of the questions, apart from their content."""
 
     kind: str
-    """each: a number for one answer; pairs: the better of two; group: an order of all."""
+    """each: a number for one answer. pairs: the better of two answers. group: an order of all answers."""
     rubric: str
     low: float
     high: float
     reasoning: bool
-    """Whether some sentences of reasoning come before the verdict."""
+    """Whether sentences of reasoning come before the verdict."""
     template: str = ""
-    """A text that is sent instead of ours, see `Judge.template`."""
+    """A text that is sent instead of the built-in one; see `Judge.template`."""
 
 
 def question(form: Form, problem: str, answers: Sequence[str], gold: str = "") -> Question:
@@ -134,7 +134,7 @@ def order_in(reply: str, key: str, count: int, *, at_once: bool) -> list[int]:
 
 
 def _said(reply: str, key: str, *, at_once: bool) -> str:
-    """Returns the text after the question's own word in the reply's last line. A line that an answer made the judge
+    """Returns the text after the question's own key word in the reply's last line. A line that an answer made the judge
     repeat does not count."""
     lines = [line.strip().strip("*` ") for line in reply.strip().splitlines() if line.strip()]
     if not lines:
@@ -148,5 +148,5 @@ def _said(reply: str, key: str, *, at_once: bool) -> str:
 
 
 def _filled(template: str, **fields: str) -> str:
-    """Returns the template with its fields filled in; inserted texts are not searched for fields again."""
+    """Returns the template with its fields filled in. Inserted texts are not searched for fields."""
     return re.sub(r"\{(rubric|problem|answer|gold|key)\}", lambda match: fields[match[1]], template)

@@ -1,4 +1,4 @@
-"""Scores by a judge, which sees each response alone, each two of a group, or a whole group at once."""
+"""Scoring by a judge, which sees each response alone, pairs from a group, or a whole group at once."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ from specs.machine.standstill import show_work
 
 
 class Asked(Protocol):
-    """Source of the replies: an endpoint, or a model in its own process."""
+    """Source of replies: an endpoint, or a model in its own process."""
 
     def ask(self, messages: Sequence[Message], drawn: Drawn) -> Reply:
         """Returns the reply to a request. Safe to call from any thread."""
@@ -33,7 +33,7 @@ class Asked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
-    """Settings of the questions, without the judge itself."""
+    """Settings of the questions, without those of the judging model."""
 
     name: str
     """Name of the model in kept and recorded verdicts."""
@@ -49,15 +49,15 @@ class JudgeSettings:
 
 
 class JudgeScorer(Scorer):
-    """A Scorer that asks a judge, with a bounded number of questions at once. Replies that are kept are not asked for
-    again."""
+    """A Scorer that asks a judge, with a bounded number of questions at once. Kept replies are not requested again."""
 
     def __init__(self, settings: JudgeSettings, asked: Asked, kept: KeptReplies, budget: Budget) -> None:
         self._settings, self._asked, self._kept, self._budget = settings, asked, kept, budget
         self._threads = ThreadPoolExecutor(settings.concurrency, "judging")
         self._lock = threading.Lock()
         self._waiting: WeakKeyDictionary[Group, list[Future[Score]]] = WeakKeyDictionary()
-        """Futures of the verdicts on a group that is still incomplete; the group may be dropped before it is whole."""
+        """Futures of the verdicts on a group that is still incomplete. The group may be dropped before it is
+        complete."""
         self._under_way: dict[str, Future[Reply]] = {}
         """Pending replies, by their question."""
 
@@ -85,7 +85,7 @@ class JudgeScorer(Scorer):
         self._threads.shutdown()
 
     def ask(self, problem: Problem, answers: Sequence[str]) -> "Future[list[list[Verdict]]]":
-        """Starts to ask one question, see `verdicts`."""
+        """Starts to ask one question; see `verdicts`."""
         return self._threads.submit(self.verdicts, problem, answers)
 
     def verdicts(self, problem: Problem, answers: Sequence[str]) -> list[list[Verdict]]:
@@ -191,8 +191,8 @@ class JudgeScorer(Scorer):
         return reply
 
     def _new_reply(self, question: Question, vote: int, asked: dict[str, Any]) -> Reply:
-        """Asks for a new reply, which costs money; returns the kept one if another process answered the same question
-        first."""
+        """Asks for a new reply, which costs money. Returns the kept one if another process got a reply to the same
+        question first."""
         settings = self._settings
         self._budget.take()
         reply = self._asked.ask(question.messages, Drawn(settings.temperature, settings.max_tokens, vote))
@@ -203,8 +203,8 @@ class JudgeScorer(Scorer):
 def _compared(
     count: int, orders: Sequence[tuple[int, ...]], found: Sequence[Sequence[Sequence[Verdict]]]
 ) -> list[Score]:
-    """Returns the scores of this number of answers, given the verdicts on each question, which showed them in these
-    orders."""
+    """Returns the scores of this number of answers, given the verdicts on each question and the order in which each
+    question showed the answers."""
     verdicts: list[list[Verdict]] = [[] for _ in range(count)]
     for order, answers in zip(orders, found, strict=True):
         for index, of_one in zip(order, answers, strict=True):
@@ -213,7 +213,7 @@ def _compared(
 
 
 def _score(verdicts: Sequence[Verdict], value_of: Callable[[float], float], alone: float | None = None) -> Score:
-    """Returns the mean of the readable verdicts. `alone` is the value of a response without any verdict."""
+    """Returns the mean of the readable verdicts. `alone` is the score of a response without any verdict."""
     read = [verdict.score for verdict in verdicts if verdict.score is not None]
     said = json.dumps([asdict(verdict) for verdict in verdicts], ensure_ascii=False) if verdicts else None
     if not read:

@@ -1,4 +1,4 @@
-"""Verdicts of judges, kept by their question, so that the same question gets the same verdict again."""
+"""Storage of judges' verdicts by question, so that the same question gets the same verdict again."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from specs.machine.files import DiskError, create_json, read_json
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One reply of a judge. The same question has the same reply, so it does not record when it was asked."""
+    """One reply of a judge. It does not record the time, because the same question always has the same reply."""
 
     judge: str
     """Name or directory of the model."""
@@ -27,12 +27,12 @@ class Verdict:
     text: str
     """The whole reply."""
     score: float | None
-    """Number read from the reply: a number of the scale; for two answers 1 if this response is the better one, 0.5 for
-    a tie, or 0; for a group from 1 for the best to 0 for the last. None if nothing could be read."""
+    """Score that was read from the reply: a number on the scale; for a pair, 1 for the better response, 0.5 for a tie,
+    else 0; for a group, from 1 for the best to 0 for the last. None if nothing could be read."""
     error: str | None
-    """Why nothing could be read; None if something was."""
+    """Why nothing could be read; None if a score was read."""
     prompt_tokens: int
-    """Tokens of the question, as the service counts them; 0 if it does not count them."""
+    """Number of tokens of the question, as the service counts them; 0 if it does not count them."""
     tokens: int
     """Tokens of the reply."""
     cost: float
@@ -45,7 +45,7 @@ class Verdict:
 
 _VERDICTS = TypeAdapter(list[Verdict])
 _LARGEST = 2**31
-"""Upper bound of the record's whole numbers, not included."""
+"""The record's whole numbers are below this."""
 
 
 def check_verdicts(said: str | None) -> None:
@@ -75,17 +75,17 @@ class Reply:
 
 
 class KeptReplies:
-    """Replies in a directory that runs share. Each is a file that is either complete or absent.
+    """Replies in a directory that runs share. Each reply is a file that is either complete or absent.
 
     If the directory cannot be written or read, verdicts are not kept; no run fails.
     """
 
     def __init__(self, directory: Path | None) -> None:
-        """Takes the directory. None means that nothing is kept."""
+        """Sets the directory. None means that nothing is kept."""
         self._directory = directory
         self._untold = Lock()
-        """Acquired once by the thread that reports that replies are not kept, and never released: many threads ask at
-        once."""
+        """Lock that makes sure that only one of many threads reports that replies cannot be kept. It is never
+        released."""
 
     def read(self, asked: dict[str, Any]) -> Reply | None:
         """Returns the kept reply to a question; None if it is new."""
@@ -103,7 +103,7 @@ class KeptReplies:
         return reply
 
     def write(self, asked: dict[str, Any], reply: Reply) -> Reply:
-        """Keeps a reply. Returns the kept one: another process may have kept one first."""
+        """Keeps a reply. Returns the kept reply, which may be another process's if that was first."""
         if self._directory is None:
             return reply
         file = self._file(asked)

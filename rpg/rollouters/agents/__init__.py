@@ -1,1 +1,1 @@
-"""Our programs of agents. Each module holds one, named as in a spec, and its options."""
+"""The built-in programs of agents. Each module has one program, named as in a spec, and its options."""

@@ -25,10 +25,10 @@ from specs.machine.scripts import interpreters
 from specs.schema.base import execution, names_path
 
 _LIMITS = Limits(memory_bytes=1 << 40, processes=0, file_bytes=1 << 40, open_files=4096)
-"""Limits of a program outside the sandbox, which may do whatever its user may."""
+"""Limits of a program outside the sandbox, which has all rights of its user."""
 _PROCESSES = 4096
-"""Most processes and threads of sandboxed programs. As root this counts all programs of a machine together, since they
-run as one user."""
+"""Largest number of processes and threads of sandboxed programs. As root this counts all programs of a machine
+together, because they run as one user."""
 _SEALED_FILE_BYTES = 64 << 20
 _TRIES = """
 import os, sys
@@ -37,11 +37,11 @@ ways = [os.X_OK] * int(run) + [os.R_OK] * len(paths)
 print(next((n for n, path in enumerate(paths) if not os.access(path, ways[n])), ""), end="")
 """
 """Program that prints the index of the first path that a sandboxed process cannot execute or read. Its first argument
-is the number of paths to execute; these come first."""
+is the number of paths to execute, which come first."""
 _MOST_WRITTEN = 16 << 20
-"""Most bytes that a program may write to standard output."""
+"""Largest number of bytes that a program may write to standard output."""
 _MOST_OF_AN_ERROR = 500
-"""Characters at the end of a program's standard error that are shown as the reason of its failure."""
+"""Number of characters at the end of a program's standard error that are shown as the reason for its failure."""
 
 
 class Command(AgentProgram):
@@ -103,7 +103,7 @@ class Command(AgentProgram):
         return self._unseen(programs) if self.sealed else None
 
     def _unseen(self, programs: list[str]) -> Issue | None:
-        """Returns the issue that the sandbox hides a file that the command needs; tested inside the sandbox.
+        """Returns an issue if the sandbox hides a file that the command needs. Tests this inside the sandbox.
 
         Args:
             programs: paths of the command's program and of its interpreters.

@@ -31,7 +31,7 @@ class Function(AgentProgram):
     """The function's name."""
 
     def lacks(self) -> Issue | None:
-        """See ProgramSection. It loads the file."""
+        """See ProgramSection. Loads the file."""
         try:
             functions = self._functions()
         except Exception as error:  # any error that the file raises

@@ -1,4 +1,5 @@
-"""The environment of an agent: a program asks the policy over an OpenAI-compatible endpoint, as often as it needs."""
+"""The environment of an agent: a program calls the policy through an OpenAI-compatible endpoint, as often as it
+needs."""
 
 import json
 import math
@@ -40,15 +41,15 @@ class Agent(TakingTurns):
     """Text to score. last_turn: the policy's last turn. returned: the program's return value, or an empty text if it
     fails."""
     program_seconds: float = Field(300.0, gt=0)
-    """Most seconds of the program between an answer and its next request or its end. A slower program is ended, and its
-    response with it."""
+    """Longest time in seconds of the program between an answer and its next request or its end. A slower program is
+    ended, and its response with it."""
     in_step: bool = False
     """Whether the sampler waits at each pause until every program has sent a request or ended. The batches then depend
     on the programs' requests and not on their speed, so that two runs of deterministic programs agree in every bit. A
     slow program delays all others, and all programs of a rank start at once. With false, two runs agree in their
     tokens, unless rounding decides one."""
     programs_at_once: int = execution(64, ge=1)
-    """Most concurrent programs on a rank, unless `in_step` is true."""
+    """Largest number of concurrent programs on a rank, unless `in_step` is true."""
 
     @property
     def asked_at_once(self) -> int:
@@ -71,7 +72,7 @@ class Agent(TakingTurns):
         return replace(issue, path=("program", *issue.path)) if issue else None
 
     def answering(self, seconds: float) -> Iterator[Answering]:
-        """See RollouterSection. The program is started on an artificial prompt; it passes if it asks the policy."""
+        """See RollouterSection. The program is started on an artificial prompt, and passes if it calls the policy."""
         assert isinstance(self.program, AgentProgram)
         if issue := self.program.lacks():
             yield Answering("agent", self.program.type, f"{issue.message}: {issue.given}")
@@ -105,7 +106,7 @@ class Agent(TakingTurns):
 
 
 class _Asking(Counterpart):
-    """Counterpart that runs the programs, which ask the policy."""
+    """Counterpart that runs the programs, which call the policy."""
 
     hears_all = True
 
@@ -142,14 +143,14 @@ class _Asking(Counterpart):
             return []
 
         def remember(answers: Sequence[Answer]) -> None:
-            """Does nothing. The program is started again when an unrecorded answer is needed; it gets the recorded
-            answers first."""
+            """Does nothing. The program is started again when an answer is needed that was not recorded. It gets the
+            recorded answers first."""
 
         return Question(work.go_on, late, remember, at_once=False, seconds=math.inf)
 
     def turns(self, conversation: Conversation, answers: Sequence[Answer]) -> list[Turn] | None:
-        """See Counterpart. Returns the tokens that a request adds to the policy's last context; a restart if
-        the request does not continue it."""
+        """See Counterpart. Returns the tokens that a request adds to the policy's last context, or a restart if the
+        request does not continue that context."""
         work: _Work = conversation.held["work"]
         told = json.loads(answers[0].text)
         if "messages" not in told:
@@ -201,7 +202,7 @@ def _why_not(ended: Ended) -> str:
 
 
 class _Work:
-    """Work of a program on one response."""
+    """The work of a program on one response."""
 
     def __init__(self, asking: _Asking, conversation: Conversation, history: History) -> None:
         # Text of the policy may run in the program, or see the data of the program.
@@ -212,14 +213,15 @@ class _Work:
         self.context: tuple[int, ...] = ()
         """The tokens after which the policy answered that request."""
         self.replies: list[Reply] = []
-        """Answers that the program has not received yet: several if an earlier attempt of the run got further."""
+        """Answers that the program has not received yet. There are several if an earlier attempt of the run got
+        further."""
         self._lock = threading.Lock()
         self._begun: _Begun | None = None
         self._arrived: Asked | Ended | None = None
         self._closed = self._has_place = False
 
     def go_on(self) -> list[Answer]:
-        """Gives the program the waiting answers. Waits for its next request, or for its end."""
+        """Gives the waiting answers to the program. Then waits for the program's next request, or its end."""
         arrived = self._arrived or self._begin()
         while self.replies and isinstance(arrived, Asked):
             arrived.answer(self.replies.pop(0))
@@ -246,7 +248,7 @@ class _Work:
         return self._begun.line.next(self._asking.options.program_seconds)
 
     def close(self, why: str) -> None:
-        """Ends the program if it still runs, and refuses its requests with the first reason given."""
+        """Ends the program if it still runs, and refuses its requests. The first reason given is used."""
         with self._lock:
             self._closed, begun = True, self._begun
         if begun:
@@ -261,7 +263,7 @@ class _Work:
 
 
 class _Begun:
-    """A program at work in its own thread, and its line of requests."""
+    """A program that runs in its own thread, and its queue of requests."""
 
     def __init__(self, program: AgentProgram, problem: Problem, at: Endpoint, ended: Callable[[], None]) -> None:
         """Starts the program.

@@ -32,12 +32,12 @@ class Conversation(TakingTurns):
     """Text that the policy gets for a remark, in which {words} stands for the user's words. If left out, the model's
     chat template writes it."""
     words_tokens: int = Field(256, ge=1)
-    """Most tokens of one remark, including the text around it. A longer remark is cut off."""
+    """Largest number of tokens of one remark, including the text around it. A longer remark is cut off."""
     user_seconds: float = Field(300.0, gt=0)
-    """Most seconds of the user for a remark. If the user takes longer, the response ends. A model has its own limits
-    instead."""
+    """Longest time in seconds of the user for a remark. If the user takes longer, the response ends. A model has its
+    own limits instead."""
     users_at_once: int = execution(32, ge=1)
-    """Most concurrent users on a rank."""
+    """Largest number of concurrent users on a rank."""
 
     @property
     def asked_at_once(self) -> int:
@@ -114,7 +114,7 @@ class _Speaking(Counterpart):
             return []
 
         def remember(answers: Sequence[Answer]) -> None:
-            """Does nothing: a user keeps no state of its own."""
+            """Does nothing, because a user keeps no state."""
 
         seconds = self._options.user_seconds if self._user.own_seconds is None else math.inf
         return Question(answer, late, remember, self._user.immediate, seconds)

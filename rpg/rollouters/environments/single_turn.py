@@ -1,4 +1,4 @@
-"""The environment with one turn, which says nothing to the policy."""
+"""The environment with a single turn, which gives no text to the policy."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -60,7 +60,7 @@ class SingleTurn(Rollouter):
         admit: Admit,
         on_response: OnResponse,
     ) -> int:
-        """See Rollouter. Prompts begin while others are still sampled."""
+        """See Rollouter. Prompts begin while others are still being sampled."""
         return sampler.stream(
             [prompt.token_ids for prompt in prompts],
             group_size=group_size,

@@ -32,19 +32,20 @@ class Tools(TakingTurns):
     format: Format = TagsFormat()
     """Format of calls and answers: tags or hermes."""
     answer_tokens: int = Field(256, ge=1)
-    """Most tokens of one answer, including the text around it. A longer answer is cut off."""
+    """Largest number of tokens of one answer, including the text around it. A longer answer is cut off."""
     calls: int = Field(16, ge=1)
-    """Most calls in a response. Further calls are answered with an error."""
+    """Largest number of calls in a response. Further calls are answered with an error."""
     call_seconds: float = Field(30.0, gt=0)
-    """Most seconds of a turn's calls, from their start. Calls that take longer are ended and answered with an error."""
+    """Longest time in seconds of a turn's calls, from their start. Calls that take longer are ended and answered with
+    an error."""
     seconds: float | None = addition(None, gt=0)
-    """Most seconds of all calls of a response together; further calls are answered with an error. If left out, there is
-    no limit. The machine's speed decides which calls exceed it: a killed run continues unchanged, since answers are
-    stored, but another run may differ."""
+    """Longest time in seconds of all calls of a response together; further calls are answered with an error. If left
+    out, there is no limit. The machine's speed decides which calls exceed it: a killed run continues unchanged, since
+    answers are stored, but another run may differ."""
     rewards: CallRewards = addition(CallRewards())
     """Rewards of a turn for its calls, in addition to the reward of the response."""
     calls_at_once: int = execution(32, ge=1)
-    """Most concurrent calls on a rank."""
+    """Largest number of concurrent calls on a rank."""
 
     @property
     def asked_at_once(self) -> int:
@@ -99,7 +100,7 @@ class Tools(TakingTurns):
         return next((replace(issue, path=("tools", place, *issue.path)) for place, issue in found if issue), None)
 
     def answering(self, seconds: float) -> Iterator[Answering]:  # noqa: ARG002 (a server has a time of its own to start in)
-        """See RollouterSection. A tool passes if it returns its description; a server is started for that."""
+        """See RollouterSection. A tool passes if it returns its description. Servers are started for this."""
         for section in self.tools:
             assert isinstance(section, Tool)
             trouble = section.lacks()
@@ -156,25 +157,26 @@ class Tools(TakingTurns):
 
 
 def _close(sessions: dict[str, ToolSession]) -> None:
-    """Ends sessions of tools."""
+    """Ends the sessions of tools."""
     for session in sessions.values():
         session.close()
     sessions.clear()
 
 
 class _Held:
-    """State of a response's calls that lasts from turn to turn."""
+    """State of a response's calls that is kept from turn to turn."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.seconds = 0.0
         self.sessions: dict[str, ToolSession] = {}
         self.said_before: list[Call] = []
-        """Calls that an earlier attempt of the run made and that tools with a state have not received in this one."""
+        """Calls that an earlier attempt of the run made and that tools with a state have not received in this
+        attempt."""
 
 
 class _Answering(Counterpart):
-    """Counterpart that answers by the tools."""
+    """Counterpart that answers calls with the tools."""
 
     def __init__(self, options: Tools, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.options, self._tokenizer = options, tokenizer
@@ -197,7 +199,7 @@ class _Answering(Counterpart):
         return Question(exchange.answer, exchange.late, exchange.remember, at_once, exchange.seconds)
 
     def _refusal(self, call: Call, earlier: int, seconds: float) -> str:
-        """Returns the reason why a call after this many others is not made; empty if it is made."""
+        """Returns why a call, after this many others, is not made; empty if it is made."""
         if call.error:
             return call.error
         if earlier >= self.options.calls:
@@ -233,7 +235,7 @@ class _Answering(Counterpart):
 
 
 class _Exchange:
-    """Calls of a turn, and their answers."""
+    """The calls of a turn, and their answers."""
 
     def __init__(
         self, answering: _Answering, held: _Held, calls: Sequence[Call], refusals: Sequence[str], seconds: float
@@ -245,7 +247,7 @@ class _Exchange:
         self._given_up = self._under_way = False
 
     def answer(self) -> list[Answer]:
-        """Makes the calls one after another and returns their answers. If they are given up meanwhile, it closes the
+        """Makes the calls one after another and returns their answers. If they are given up meanwhile, closes the
         sessions."""
         with self._lock:
             self._under_way = True
@@ -273,7 +275,7 @@ class _Exchange:
         return [self._said(call, "", f"no answer within {self.seconds:g} s", self.seconds) for call in self._calls]
 
     def remember(self, answers: Sequence[Answer]) -> None:
-        """Records the calls that were made before, from which a tool with a state restores that."""
+        """Records the calls that were made before. Tools with a state restore it from them."""
         made = zip(self._calls, self._refusals, answers, strict=True)
         self._held.said_before += [call for call, refusal, _ in made if not refusal and self._tools[call.tool].stateful]
 
@@ -281,7 +283,7 @@ class _Exchange:
         return Answer(call.tool, text, error, seconds, self._rewards.error if error else self._rewards.call)
 
     def _called(self, call: Call) -> tuple[str, str]:
-        """Returns text and error of a call."""
+        """Makes a call. Returns its text and error."""
         try:
             with self._lock:
                 if self._given_up:

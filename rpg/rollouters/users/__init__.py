@@ -1,4 +1,4 @@
-"""Our users that speak with the policy. Each module holds one, named as in a spec.
+"""The built-in users that speak with the policy. Each module has one user, named as in a spec.
 
 Checking a spec imports it, so it imports no torch.
 """

@@ -1,4 +1,4 @@
-"""A user whose words come from a language model."""
+"""A user whose remarks come from a language model."""
 
 import logging
 import re
@@ -50,7 +50,7 @@ class Model(User):
     temperature: float = Field(1.0, ge=0)
     """Temperature of its sampling."""
     max_tokens: int = Field(256, ge=1)
-    """Most tokens of a reply, in the model's own tokens."""
+    """Largest number of tokens of a reply, in the model's own tokens."""
     timeout_seconds: float = execution(120.0, gt=0)
     """Seconds after which a call is aborted and retried."""
     patience_seconds: float = execution(1800.0, gt=0)

@@ -1,5 +1,4 @@
-"""The transformers sampler. It runs in the trainer's own process, on the learner's own weights if these are not
-sharded."""
+"""The transformers sampler. It runs in the trainer's process, on the learner's own weights if these are not sharded."""
 
 from rpg.samplers.transformers.engine import open_sampler
 

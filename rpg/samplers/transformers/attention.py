@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence over the cache, without repeating the keys for grouped queries."""
+"""Attention of one new token per sequence over the cache. Keys are not repeated for grouped queries."""
 
 from typing import Any
 
@@ -20,8 +20,7 @@ def decode_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Computes transformers' attention, but for one token puts the queries that share a key in the place of the time
-    axis.
+    """Computes transformers' attention. For a single token, queries that share a key are put on the time axis.
 
     Given a mask, transformers' own attention repeats keys and values for each query head, which copies the cache at
     every token. Shapes as there: query [batch, query heads, 1, dim], key and value [batch, key heads, positions, dim],

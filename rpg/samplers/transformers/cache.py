@@ -1,4 +1,4 @@
-"""A KV cache of slots: sequences of unequal length side by side, which enter and leave without copies of the others."""
+"""A KV cache of slots for sequences of unequal length. A sequence enters and leaves without copies of the others."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 _GROWTH = 1.5
-"""Growth factor of a full cache, which amortises the copying."""
+"""Factor by which a full cache grows, so that the cost of copying is amortised."""
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values of one layer, each [sequences, heads, positions, head_dim]."""
@@ -41,7 +41,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.keys, self.values
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocates the cache's slots and capacity; heads, size and type are those of the states."""
+        """Allocates the cache's slots and capacity. Heads, size and type are those of the states."""
         self.keys, self.values = self._zeros(key_states), self._zeros(value_states)
         self.is_initialized = True
 
@@ -50,7 +50,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return like.new_zeros((self._cache.slots, like.shape[1], self._cache.capacity, like.shape[3]))
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> KeysValues:
-        """Writes one token's states [active, heads, 1, dim] at the end of each sequence; returns the window of all."""
+        """Writes one token's states [active, heads, 1, dim] at the end of each sequence. Returns the window over all
+        sequences."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = self.buffers
@@ -77,12 +78,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return max(self._cache.width - 1, 0)
 
     def get_max_length(self) -> int:
-        """Returns -1: the cache grows on demand."""
+        """Returns -1, because the cache grows on demand."""
         return -1
 
 
 class SlotCache(Cache):
-    """The cache of all layers. `aim` sets where each active sequence's next token goes; the model then updates the
+    """The cache of all layers. `aim` sets where each active sequence's next token goes. The model then updates the
     cache."""
 
     def __init__(self, num_layers: int, *, slots: int, capacity: int) -> None:
@@ -96,8 +97,8 @@ class SlotCache(Cache):
         self.rows, self.ends, self.width = rows, ends, width
 
     def reserve(self, *, slots: int, width: int) -> None:
-        """Makes room for `width` positions, and `slots` slots if there are fewer; replaces a buffer that is too narrow
-        by one with `slots` slots."""
+        """Makes room for `width` positions, and for `slots` slots if there are fewer. A buffer that is too narrow is
+        replaced by one with `slots` slots."""
         if width > self.capacity or slots > self.slots:
             wider = max(width, int(self.capacity * _GROWTH)) if width > self.capacity else self.capacity
             self.slots, self.capacity = slots, wider
@@ -123,15 +124,15 @@ class SlotCache(Cache):
         ]
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copies slots to other slots, as far as the window reaches."""
+        """Copies the window's positions of slots to other slots."""
         for layer in self._slot_layers:
             for buffer in layer.buffers:
                 buffer[targets, :, : self.width] = buffer[sources, :, : self.width]
 
 
 class ReturningContexts:
-    """Rows of sequences that have left their slots. For a context that begins with one of them, only the rest is
-    computed."""
+    """Kept rows of sequences that have left their slots. If a context begins with such a sequence, only the rest of the
+    context is computed."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, tuple[tuple[int, ...], KeptRows]] = OrderedDict()
@@ -153,8 +154,8 @@ class ReturningContexts:
             self._positions -= len(dropped)
 
     def of(self, token_ids: Sequence[int]) -> KeptRows:
-        """Returns the rows of the longest kept beginning of a context, which excludes the context's last two tokens;
-        empty if there is no such beginning."""
+        """Returns the rows of the longest kept beginning of a context; empty if none is kept. The context's last two
+        tokens are never part of it."""
         hashes = list(_hashes(token_ids[:-2])) if self._kept else []
         for length in range(len(hashes), 0, -1):
             known, rows = self._kept.get(hashes[length - 1], ((), []))
@@ -164,7 +165,7 @@ class ReturningContexts:
 
 
 def _hashes(token_ids: Sequence[int]) -> Iterator[int]:
-    """Yields the hash of each beginning of the tokens, from one token on, all in one pass."""
+    """Yields the hash of each beginning of the tokens, from one token on, in a single pass."""
     so_far = 0
     for token in token_ids:
         so_far = hash((so_far, token))
@@ -172,8 +173,8 @@ def _hashes(token_ids: Sequence[int]) -> Iterator[int]:
 
 
 def laid_out(sequences: Sequence[KeptRows]) -> list[KeysValues]:
-    """Returns the rows of several sequences as one batch, layer by layer; shorter ones are padded with zeros at the
-    end."""
+    """Returns the rows of several sequences as one batch, layer by layer. Shorter sequences are padded with zeros at
+    the end."""
     return [
         tuple(
             pad_sequence([rows[layer][part].transpose(0, 1) for rows in sequences], batch_first=True).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""One call of the transformers sampler: responses enter a slot of the cache, gain a token a step, and leave at the
+"""One call of the transformers sampler. Responses enter a slot of the cache, get one token per step, and leave at their
 end."""
 
 from collections.abc import Callable, Sequence
@@ -18,23 +18,24 @@ from rpg.types import OnResponse, Rollout, Sampling, Turn
 from specs.machine.standstill import show_work
 
 _PREFILL_TOKENS = 8192
-"""Most prompt tokens, padding included, of one prefill pass."""
+"""Largest number of prompt tokens, including padding, of one prefill pass."""
 _FIRST_CAPACITY = 64
-"""Response positions for which the cache has room at first; it grows with the sampled tokens, not with the maximum."""
+"""Number of response positions for which the cache has room at first. It grows with the sampled tokens, not with the
+maximum."""
 
 _WIDTHS = {"cuda": 64}
-"""Kind of device -> the number of keys in attention is a multiple of this; 1 if the device is not listed. cuDNN's
-kernels, which torch prefers on Hopper, make a plan for each number of keys: some 30 ms, where a step takes 10. With the
-multiple they cost no more than others: on an H200 64 slots of a 1.7B model take a step in 36.6 ms with them and in 38.7
-ms without."""
+"""Kind of device -> number of which the number of keys in attention is a multiple; 1 if the device is not listed.
+cuDNN's kernels, which torch prefers on Hopper, make a plan for each number of keys. A plan takes about 30 ms, a step
+10. With the multiple these kernels are no slower than others: on an H200, a step with 64 slots of a 1.7B model takes
+36.6 ms with them and 38.7 ms without."""
 
 WatchFn = Callable[[Sequence[int]], StopTextWatch]
-"""Prompt token ids -> a watch for stop texts in one response to that prompt."""
+"""Function from prompt token ids to a detector of stop texts in one response to that prompt."""
 
 
 class Decoding:
-    """State of the decoding loop. Its control data are NumPy arrays on the host, one entry a slot; the first `active`
-    slots are in use.
+    """State of the decoding loop. Its control data are NumPy arrays on the host, with one entry per slot. The first
+    `active` slots are in use.
 
     A prompt's keys and values are computed once, without its last token, and copied to the slots of its group. The last
     token is the first one that a slot is fed, so that the first response token comes out of the same step as all
@@ -62,41 +63,41 @@ class Decoding:
         """See Sampler. The first `admitted` of the prompts may start at once; their responses have slots, at most
         `max_concurrent`. With `open_ended`, prompts, seeds and limits are lists that grow during the call. A new prompt
         may continue a response that has ended. Keys and values of such responses are kept while the slots leave room:
-        all together have `max_length` positions a slot. `taken` is the list to which the experts of each pass are
-        appended, see `rpg.routing.choices_taken`; with it, prompts do not continue responses."""
+        slots and kept rows together have `max_length` positions per slot. `taken` is the list to which the experts of
+        each pass are appended (see `rpg.routing.choices_taken`); with it, prompts do not continue responses."""
         self.model, self.device = model, model.device
         self.prompts, self.seeds, self.group_size, self.sampling = prompts, seeds, group_size, sampling
         self.pad_id, self.eos_ids = pad_id, np.array(eos_ids)
         self.limits = limits
-        """Most response tokens of each prompt."""
+        """Largest number of response tokens of each prompt."""
         self.admitted = admitted
         """Number of prompts that may have started."""
         self.entered = 0
-        """Number of responses that have had a slot. They get slots in order: response i is the (i mod group_size)-th to
+        """Number of responses that have had a slot. They get slots in order: response i is number i mod group_size of
         prompt i // group_size."""
         self.max_concurrent = max_concurrent
         slots = min(max_concurrent, max(admitted, 1) * group_size)
         longest = max([sampling.max_response_length if open_ended else 0, *limits], default=0)
         self.responses = np.zeros(slots, dtype=np.int64)
-        """Response in each slot."""
+        """Index of the response in each slot."""
         self.lengths = np.zeros(slots, dtype=np.int64)
-        """Number of positions of each slot in the cache, without the token about to be fed."""
+        """Number of positions of each slot in the cache, without the token that is fed next."""
         self.counts = np.zeros(slots, dtype=np.int64)
         """Number of response tokens sampled so far."""
         self.most = np.zeros(slots, dtype=np.int64)
-        """Most response tokens."""
+        """Largest number of response tokens."""
         self.feed = np.zeros(slots, dtype=np.int64)
         """Token that each slot is fed next."""
         self.noise = np.zeros((slots, min(longest, BLOCK)))
         self.watch = watch
-        """Factory of stop-text watches; None if no text ends a response."""
+        """Function that makes detectors of stop texts; None if no text ends a response."""
         self.watches = np.empty(slots if watch else 0, dtype=object)
         self.taken = taken
         """List of the experts of each pass; None if they are not requested."""
         self.experts = np.empty(slots if taken is not None else 0, dtype=object)
-        """Experts of the tokens that each slot has been fed, in parts. [tokens, layers, experts a token] each"""
+        """Experts of the tokens that each slot has been fed, in parts. [tokens, layers, experts per token] each"""
         self.optional = [name for name, used in (("watches", watch), ("experts", taken is not None)) if used]
-        """Names of those arrays above with an entry a slot that only some calls use."""
+        """Names of those arrays above, with one entry per slot, that only some calls use."""
         self.prefilled_experts: list[NDArray[np.int16]] = []
         """Experts of the prompts in `prefilled`, in the order of its rows."""
         self.active = 0
@@ -108,7 +109,7 @@ class Decoding:
         self.prefilled_range = range(0)
         """Prompts whose keys and values are in `prefilled`."""
         self.prefilled_rows = np.zeros(0, dtype=np.int64)
-        """Row of each of these prompts in `prefilled`: equal consecutive prompts share a row."""
+        """Row of each of these prompts in `prefilled`. Equal consecutive prompts share a row."""
         self.open_ended = open_ended
         self.max_length = max_length
         self.returning = ReturningContexts()
@@ -155,7 +156,7 @@ class Decoding:
         return int(self.counts[: self.active].sum())
 
     def _add_slots(self) -> None:
-        """Adds slots if more responses are under way than at first, up to `max_concurrent`."""
+        """Adds slots, up to `max_concurrent`, if more responses are running than at first."""
         under_way = self.active + self.admitted * self.group_size - self.entered
         missing = min(under_way, self.max_concurrent) - len(self.responses)
         for name in ("responses", "lengths", "counts", "most", "feed", "noise", "tokens", "logprobs", *self.optional):
@@ -171,7 +172,7 @@ class Decoding:
         return Rollout(turns, "stop" if stopped else "length", experts=experts)
 
     def _keep(self, slot: int) -> None:
-        """Keeps the keys and values of a response that has ended: its environment may continue it."""
+        """Keeps the keys and values of a response that has ended, because its environment may continue it."""
         length = int(self.lengths[slot])
         if length <= self._room():
             prompt = self.prompts[self.responses[slot] // self.group_size]
@@ -184,7 +185,7 @@ class Decoding:
         return len(self.responses) * self.max_length - self.cache.slots * self.cache.capacity
 
     def _reserve(self, slots: int, width: int) -> None:
-        """Makes room in the slots for this number of positions; slots have priority over kept rows."""
+        """Makes room in the slots for this number of positions. Slots have priority over kept rows."""
         self.cache.reserve(slots=slots, width=width)
         self.returning.shrink(self._room())
 
@@ -241,7 +242,8 @@ class Decoding:
         self.noise[slot] = uniforms(self.seeds[prompt], member, block, self.noise.shape[1])
 
     def _refill(self, free: NDArray[np.int64]) -> None:
-        """Fills free slots with waiting responses. If none wait, the last active slots move into the free ones."""
+        """Fills free slots with waiting responses. If no response waits, the last active slots move into the free
+        ones."""
         admitted = self._admit(free)
         unfilled = free[admitted:]
         remaining = self.active - len(unfilled)
@@ -268,7 +270,7 @@ class Decoding:
         self.active = remaining
 
     def _admit(self, free: NDArray[np.int64]) -> int:
-        """Puts waiting responses into the first free slots; returns how many."""
+        """Puts waiting responses into the first free slots. Returns how many."""
         number = min(len(free), self.admitted * self.group_size - self.entered)
         done = 0
         while done < number:
@@ -284,7 +286,7 @@ class Decoding:
         return number
 
     def _enter(self, slots: NDArray[np.int64], responses: NDArray[np.int64]) -> None:
-        """Starts the responses in the slots; their prompts are already prefilled."""
+        """Starts the responses in the slots. Their prompts are already prefilled."""
         prompts = responses // self.group_size
         self.responses[slots], self.counts[slots] = responses, 0
         self.lengths[slots] = [len(self.prompts[prompt]) - 1 for prompt in prompts]
@@ -305,8 +307,8 @@ class Decoding:
             self.cache.admit(self._device(slots), self.prefilled, source_rows, length=longest)
 
     def _prefill(self, first: int) -> None:
-        """Computes the keys and values of as many prompts from `first` on as one pass holds, each without its last
-        token. The prompts of one pass are either all new, or all continue kept rows."""
+        """Computes the keys and values of prompts from `first` on, as many as one pass holds, each without its last
+        token. The prompts of a pass are all new, or all continue kept rows."""
         longest = 0
         block: list[Sequence[int]] = []
         kept: list[KeptRows] = []
@@ -337,8 +339,8 @@ class Decoding:
                 self.prefilled_experts = [own[: len(prompt) - 1] for own, prompt in zip(of_rows, block, strict=True)]
 
     def _gone_on(self, prompts: Sequence[Sequence[int]], kept: Sequence[KeptRows]) -> list[KeysValues]:
-        """Returns the keys and values of prompts whose beginnings are kept; only the tokens after these are
-        computed."""
+        """Returns the keys and values of prompts whose beginnings are kept. Only the tokens after the kept beginnings
+        are computed."""
         before = torch.tensor([rows[0][0].shape[1] for rows in kept], device=self.device)
         most = int(before.max())
         new = [prompt[rows[0][0].shape[1] : -1] for prompt, rows in zip(prompts, kept, strict=True)]

@@ -1,5 +1,4 @@
-"""Sampling of a token: uniform noise that depends only on the response, and the inverse of the distribution
-function."""
+"""Sampling of tokens by inversion of the distribution function. The uniform noise depends only on the response."""
 
 import numpy as np
 import torch
@@ -7,11 +6,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 BLOCK = 1024
-"""Positions whose noise is generated at once."""
+"""Number of positions whose noise is generated at once."""
 
 
 def uniforms(seed: int, response: int, block: int, size: int = BLOCK) -> NDArray[np.float64]:
-    """Returns uniform numbers in [0, 1) for `size` <= BLOCK positions, from block * BLOCK on, of a prompt's response.
+    """Returns uniform numbers in [0, 1) for `size` <= BLOCK positions of a response, from block * BLOCK on.
 
     They are counter-based (Philox), so that they depend only on (seed, response, position), and on nothing else in the
     batch.
@@ -50,8 +49,8 @@ def draw(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float, top
 
 
 def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
-    """Returns a mask [rows, vocabulary] of the fewest likeliest tokens whose probability reaches top_p (Holtzman
-    2020)."""
+    """Returns a mask [rows, vocabulary] of the smallest set of likeliest tokens whose probability reaches top_p
+    (Holtzman 2020)."""
     ordered, indices = logprobs.exp().sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1, dtype=torch.float64) - ordered
     return torch.zeros_like(logprobs, dtype=torch.bool).scatter(-1, indices, before < top_p)

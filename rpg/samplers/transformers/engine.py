@@ -1,4 +1,4 @@
-"""Opening of a transformers sampler: in this process, or in processes of its own, which get new weights as files."""
+"""Opening of a transformers sampler: in this process, or in its own processes, which get new weights as files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from specs.schema.rollout import TransformersRollout
 @message
 @dataclass(frozen=True, slots=True)
 class TransformersEngine:
-    """Settings with which an engine is started; see EngineSettings of vLLM's."""
+    """Settings with which an engine is started. See vLLM's EngineSettings."""
 
     sampler: ClassVar = "rpg.samplers.transformers.engine:EngineSampler.of"
     weights_dir: Path
@@ -26,14 +26,14 @@ class TransformersEngine:
     max_length: int
     max_concurrent: int
     precision: Literal["float32", "bfloat16", "auto"]
-    """Type of the weights; auto: that in which they are stored."""
+    """Type of the weights. auto means the type in which they are stored."""
     transfer: Literal[""] = ""
-    """Weights go through the host's memory."""
+    """Returns the empty text, which means that weights go through the host's memory."""
     tensor_parallel_size: int = 1
 
 
 class EngineSampler(TransformersSampler):
-    """The sampler, with the methods by which a rank gives it weights."""
+    """The sampler with methods for loading weights from a rank."""
 
     @classmethod
     def of(cls, settings: TransformersEngine) -> Self:
@@ -60,8 +60,8 @@ class EngineSampler(TransformersSampler):
 
 
 def open_sampler(rollout: TransformersRollout, settings: SamplerSettings) -> Sampler:
-    """Opens the sampler on the learner's own module if that is given, else on the weights in the directory; with
-    `engines` in processes of their own.
+    """Opens the sampler on the learner's own module if that is given, else on the weights in the directory. With
+    `engines`, opens it in its own processes.
 
     Raises:
         SpecError: the directory names no end token.

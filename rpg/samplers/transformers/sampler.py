@@ -25,7 +25,7 @@ from rpg.samplers.transformers.decoding import Decoding, WatchFn
 from rpg.types import OnResponse, Sampling
 
 _UNBOUNDED = 1 << 20
-"""Most tokens of prompt and response together for a model whose config has no bound."""
+"""Largest number of tokens of prompt and response together for a model whose config has no bound."""
 
 
 class TransformersSampler(InProcessSampler):
@@ -116,7 +116,7 @@ class TransformersSampler(InProcessSampler):
         return partial(StopTextWatch, tokenizer_in(self._tokenizer_dir).backend_tokenizer, stop)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
-        """Copies the weights into the model, unless the module is shared and has them already.
+        """Copies the weights into the model, unless the module is shared and already has them.
 
         Raises:
             ValueError: a name is not in the model, or one of the model's names is missing.
@@ -137,13 +137,13 @@ class TransformersSampler(InProcessSampler):
         return model_logprobs(self._model, token_ids, prompt_length=prompt_length, temperature=temperature)
 
     def forget(self) -> None:
-        """Does nothing: no state of earlier calls is kept."""
+        """Does nothing, because no state of earlier calls is kept."""
 
     def sleep(self) -> None:
-        """Does nothing: only the weights are held between calls."""
+        """Does nothing, because only the weights are held between calls."""
 
     def close(self) -> None:
-        """Does nothing: nothing is held between calls."""
+        """Does nothing, because nothing is held between calls."""
 
 
 def model_logprobs(
@@ -158,7 +158,7 @@ def model_logprobs(
 
 
 def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Copies named tensors into the model's parameters; a tied parameter may have any of its names.
+    """Copies named tensors into the model's parameters. A tied parameter may have any of its names.
 
     Raises:
         ValueError: a name is not in the model, or one of the model's names is missing.

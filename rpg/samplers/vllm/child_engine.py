@@ -16,7 +16,7 @@ _CLOSE_SECONDS = 30.0
 
 
 class ChildEngine:
-    """An engine's process, connected by a socket pair. It ends with this process, even if this one dies."""
+    """An engine's process, connected by a socket pair. It ends with this process, even if this process dies."""
 
     sender_address = ""
 

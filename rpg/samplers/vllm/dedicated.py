@@ -25,11 +25,12 @@ _POLL_SECONDS = 0.5
 
 
 class EngineProcessError(RuntimeError):
-    """The engine's process failed or has ended."""
+    """Error raised if the engine's process failed or has ended."""
 
 
 class EngineConnection(Protocol):
-    """Connection that carries one value at a time, in order: `multiprocessing.connection.Connection` on one machine."""
+    """Connection that sends and receives one value at a time, in order: `multiprocessing.connection.Connection` on one
+    machine."""
 
     def send(self, value: Any, /) -> None:
         """Sends a value. Raises OSError if the connection has ended."""
@@ -44,7 +45,7 @@ class EngineConnection(Protocol):
         ...
 
     def poll(self, timeout: float = 0.0, /) -> bool:
-        """Returns whether there is something to receive; the end of the connection counts."""
+        """Returns whether there is something to receive. The end of the connection counts."""
         ...
 
     def close(self) -> None:
@@ -53,7 +54,7 @@ class EngineConnection(Protocol):
 
 
 class EngineProcess(Protocol):
-    """A process that serves an engine (`engine_process.serve`), seen from the rank that holds the engine."""
+    """A process that serves an engine (`engine_process.serve`), as the rank that holds the engine uses it."""
 
     @property
     def connection(self) -> EngineConnection:
@@ -61,10 +62,10 @@ class EngineProcess(Protocol):
         ...
 
     sender_address: str
-    """The address at which the process reaches this machine; empty if it is on this machine."""
+    """The address at which the process reaches this machine; empty if the process is on this machine."""
 
     def has_ended(self) -> bool:
-        """Returns whether the engine is known to have ended. The end of the connection shows that too."""
+        """Returns whether the engine is known to have ended. The end of the connection also shows this."""
         ...
 
     def end_error(self, method: str) -> EngineProcessError:
@@ -158,8 +159,9 @@ class DedicatedSampler:
         on_response: OnResponse,
         on_unfinished: OnResponse | None = None,
     ) -> int:
-        """Samples turns as they are requested; see Sampler. All engines wait during `next_turns`. The turns of a prompt
-        go to one engine. Several engines ask for turns every ADMISSION_STEPS steps, and not when a turn has ended."""
+        """Samples turns as they are requested; see Sampler. All engines wait during `next_turns`. All turns of a prompt
+        go to the same engine. If there are several engines, they ask for turns every ADMISSION_STEPS steps, and not
+        when a turn has ended."""
         asks = "always" if self.engines == 1 else "together"
         wanted = {"next_turns": asks, "on_response": True, "on_unfinished": on_unfinished is not None}
         for engine in range(self.engines):
@@ -190,7 +192,7 @@ class DedicatedSampler:
         return sum(self._results("serve", ended, turns, on_unfinished=cut))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
-        """Transfers the weights: by nccl or ipc on GPUs, as safetensors on a CPU."""
+        """Transfers the weights, by nccl or ipc on GPUs and as safetensors on a CPU."""
         assert self._transfer is not None
         self._transfer.send(weights, policy_version)
         self.policy_version = policy_version
@@ -209,7 +211,7 @@ class DedicatedSampler:
         self.call("forget")
 
     def sleep(self) -> None:
-        """Does nothing: the engines' memory is separate."""
+        """Does nothing, because the engines' memory is separate."""
 
     def call(self, method: str, /, each: Sequence[Mapping[str, Any]] = (), **arguments: Any) -> list[Any]:
         """Calls a method of each engine's VllmSampler at the same time and returns the results.
@@ -227,13 +229,13 @@ class DedicatedSampler:
         return self._results(method)
 
     def _engine_of(self, place: int) -> int:
-        """Returns the engine of a prompt: back and forth, so that each gets long ones and short ones if they are in
-        order."""
+        """Returns the engine of a prompt. The order goes back and forth, so that prompts sorted by length are
+        distributed evenly."""
         turn, engine = divmod(place, self.engines)
         return self.engines - 1 - engine if turn % 2 else engine
 
     def _shares(self, count: int) -> list[list[int]]:
-        """Returns the places of each engine's prompts, ascending."""
+        """Returns the indices of each engine's prompts, ascending."""
         return [[place for place in range(count) if self._engine_of(place) == each] for each in range(self.engines)]
 
     def _send(self, engine: int, method: str, arguments: Mapping[str, Any]) -> None:
@@ -253,7 +255,7 @@ class DedicatedSampler:
         of: Sequence[int] | None = None,
         on_unfinished: Callable[[int, int, Rollout], None] | None = None,
     ) -> list[Any]:
-        """Receives messages until each engine has its result, and returns these.
+        """Receives messages until each engine has sent its result. Returns the results.
 
         Args:
             method: method that the engines were called for.
@@ -293,7 +295,7 @@ class DedicatedSampler:
         return [results[engine] for engine in engines]
 
     def _ready(self, method: str, engines: Sequence[int]) -> list[int]:
-        """Waits until engines have said something, and returns those."""
+        """Waits until engines have sent messages, and returns these engines."""
         connections: list[Any] = [self._processes[engine].connection for engine in engines]
         while not (ready := wait(connections, _POLL_SECONDS)):
             for engine in engines:
@@ -336,7 +338,7 @@ def _arguments(
 def _in_call(
     shares: Sequence[Sequence[int]], group_size: int, on_response: OnResponse
 ) -> Callable[[int, int, Rollout], None]:
-    """Returns a callback that hands on an engine's response with its index in the whole call."""
+    """Returns a callback that passes on an engine's response with its index in the whole call."""
 
     def ended(engine: int, index: int, rollout: Rollout) -> None:
         place, member = divmod(index, group_size)

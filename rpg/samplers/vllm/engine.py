@@ -1,4 +1,4 @@
-"""Start and end of vLLM in this process, which leave the process as it was."""
+"""Start and end of vLLM in this process. Afterwards the process is in its former state."""
 
 import gc
 import os
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 _BYTES_PER_GIB = 2**30
 
 Transfer = Literal["", "nccl", "ipc"]
-"""How vLLM itself transfers weights to an engine in another process; empty if they come from a directory, or the engine
-is in this process."""
+"""How vLLM itself transfers weights to an engine in another process; empty if they come from a directory, or if the
+engine is in this process."""
 
 
 class AnyEngineSettings(Protocol):
-    """The common part of the settings of engines in processes of their own."""
+    """The settings that all engines in their own processes have."""
 
     @property
     def weights_dir(self) -> Path:
@@ -44,12 +44,12 @@ class AnyEngineSettings(Protocol):
 
     @property
     def max_length(self) -> int:
-        """Returns the most tokens of prompt and response together."""
+        """Returns the largest number of tokens of prompt and response together."""
         ...
 
     @property
     def transfer(self) -> Transfer:
-        """Returns the way of the weights."""
+        """Returns how weights reach the engine."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class AnyEngineSettings(Protocol):
 
     @property
     def sampler(self) -> str:
-        """Returns what opens the engine with these settings, in the form MODULE:NAME."""
+        """Returns the function that opens the engine with these settings, as MODULE:NAME."""
         ...
 
 
@@ -72,34 +72,35 @@ class EngineSettings:
     weights_dir: Path
     """Directory with config and safetensors of a transformers model, and its tokenizer if there are stop texts."""
     eos_ids: tuple[int, ...]
-    """End tokens, each of which ends a response."""
+    """Ids of the end tokens. Each ends a response."""
     device_type: str
     """cpu or cuda."""
     max_length: int
-    """Most tokens of prompt and response together."""
+    """Largest number of tokens of prompt and response together."""
     max_concurrent: int
-    """Most responses in flight at once."""
+    """Largest number of responses in flight at once."""
     memory_fraction: float = 0.4
     """Share of a GPU's memory that the engine may take."""
     cpu_cache_gib: float = 1.0
     """Size of the KV cache on a CPU, GiB."""
     seed: int = 0
-    """Seed of the engine itself; each response has its own seed."""
+    """Seed of the engine itself. Each response has its own seed."""
     kv_cache: Literal["auto", "fp8"] = "auto"
     """Type of the KV cache: the model's type, or eight bits."""
     prefix_caching: bool = True
-    """Whether the states of a prompt are kept in case it comes again."""
+    """Whether the cached states of a prompt are kept for prompts with the same beginning."""
     tensor_parallel_size: int = 1
     """Number of processes over which each weight matrix is split."""
     sleeps: bool = False
     """Whether the engine frees the GPU's memory after each call of `generate`."""
     transfer: Transfer = ""
     returns_experts: bool = False
-    """Whether responses contain the experts of their tokens; only on GPUs."""
+    """Whether responses contain the experts of their tokens. Possible only on GPUs."""
 
 
 def start(settings: EngineSettings) -> "LLM":
-    """Starts vLLM in this process, without a tokenizer. Its logprobs are those of the distribution it samples from.
+    """Starts vLLM in this process, without a tokenizer. Its logprobs are those of the distribution that it samples
+    from.
 
     Raises:
         SpecError: vLLM cannot run this model, or not with these settings.
@@ -191,13 +192,14 @@ def _check_head_size(weights_dir: Path) -> None:
                 path=("rollout", "engine"),
                 given=f"head_dim {size}",
                 allowed=", ".join(map(str, sizes)),
-                hint="engine: transformers takes any",
+                hint="engine: transformers supports any",
             )
         )
 
 
 def asleep_bytes() -> int:
-    """Returns the bytes of the engine's tensors in this process whose memory is freed while torch still counts them."""
+    """Returns the bytes of the engine's tensors in this process whose memory is freed although torch still counts
+    them."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
     allocator = CuMemAllocator.instance
@@ -214,7 +216,7 @@ def shut_down(llm: "LLM", *, owns_distributed: bool) -> None:
 
 
 def _shut_down_beside_learner(client: Any) -> None:
-    """Performs the engine's own shutdown, but keeps the default process group, which is the learner's."""
+    """Shuts down the engine but keeps the default process group, which is the learner's."""
     from vllm.distributed import destroy_model_parallel, parallel_state
 
     client._finalizer.detach()
@@ -230,8 +232,8 @@ def _shut_down_beside_learner(client: Any) -> None:
 
 @contextmanager
 def process_restored() -> Iterator[None]:
-    """Restores the state that vLLM changes in this process: it seeds the global random generators, draws from them, and
-    replaces torch.set_num_threads."""
+    """Restores, at the end of the block, the state that vLLM changes in this process: the global random generators,
+    which it seeds and draws from, and torch.set_num_threads, which it replaces."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     try:
@@ -249,14 +251,14 @@ def process_restored() -> Iterator[None]:
 
 
 def _own_gpu() -> list[int]:
-    """Returns the current GPU, whose random state vLLM changes; those of other ranks must not be touched."""
+    """Returns the current GPU, whose random state vLLM changes. The GPUs of other ranks must not be touched."""
     return [torch.cuda.current_device()] if torch.cuda.is_available() else []
 
 
 @contextmanager
 def _on_engine_stream() -> Iterator[None]:
-    """Runs vLLM on one CUDA stream, whichever thread calls it, ordered after the caller's earlier work and before its
-    later work.
+    """Runs vLLM on one CUDA stream, whichever thread calls it. Its work is ordered after the caller's earlier work and
+    before the caller's later work.
 
     vLLM keeps the stream of its first step and leaves the thread on it. On any other stream it would copy sampled
     tokens to the host without waiting for them.

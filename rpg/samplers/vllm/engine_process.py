@@ -22,10 +22,11 @@ from specs.machine.parent import before_torch, die_with_parent
 Call = tuple[str, dict[str, Any]]
 """Method and its arguments."""
 Reply = tuple[str, Any]
-"""Kind and content. While sampling: ("response", (index, rollout)). During `stream` also ("question", None): the
-trainer answers how many prompts may start, or None. During `serve` ("question", pause): it answers which turns begin,
-or None, and ("unfinished", (number, rollout)) follows for each unfinished turn. At the end of a call: ("result",
-returned value), ("spec_error", issues), ("value_error", message) or ("failed", traceback)."""
+"""Kind and content. While sampling: ("response", (index, rollout)). During `stream` also ("question", None), to which
+the trainer answers how many prompts may start, or None. During `serve` also ("question", pause), to which the trainer
+answers which turns begin, or None, after which ("unfinished", (number, rollout)) follows for each unfinished turn. At
+the end of a call: ("result", returned value), ("spec_error", issues), ("value_error", message) or ("failed",
+traceback)."""
 
 METHODS = frozenset(
     {
@@ -35,7 +36,7 @@ METHODS = frozenset(
 )
 """The methods of VllmSampler that may be called."""
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables that a launcher sets for ranks. vLLM must not see them, or it would take its process for a
+"""Environment variables that a launcher sets for ranks. vLLM must not see them, because it would treat its process as a
 rank."""
 
 
@@ -82,13 +83,13 @@ def serve(connection: Any) -> None:
 
 
 def _ask(connection: Any, pause: str | None = None) -> Any:
-    """Asks the trainer what may start, and returns its answer."""
+    """Asks the trainer how many prompts may start, and returns its answer."""
     connection.send(("question", pause))
     return connection.recv()
 
 
 def _ask_for_turns(connection: Any, asks: str, pause: str) -> Any:
-    """Asks the trainer which turns begin. An engine that has to wait for others does not ask when a turn has ended."""
+    """Asks the trainer which turns begin. An engine that must wait for others does not ask when a turn has ended."""
     return () if asks == "together" and pause == "ended" else _ask(connection, pause)
 
 

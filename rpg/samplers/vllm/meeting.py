@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 MEETING_SECONDS = 1800.0
-"""Seconds that a rank and its engine wait for each other. Either may wait for GPUs; ranks wait for each other as
-long."""
+"""Seconds that a rank and its engine wait for each other, since either may wait for GPUs. Ranks wait for each other
+equally long."""
 _PROOF_SECONDS = 10
 """Seconds in which a peer that has connected to an engine must prove that it has the key."""
 _TURN_SECONDS = 300
-"""Seconds that a rank waits for the engine's challenge: other peers may have connected before."""
+"""Seconds that a rank waits for the engine's challenge. Other peers may have connected before it."""
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
-"""Keepalive settings that detect an unreachable machine after 35 s; by then the launcher may have ended the launch."""
+"""Keepalive settings that detect an unreachable machine after 35 s. By then the launcher may have ended the launch."""
 
 
 class MeetingError(Exception):
-    """The engine did not connect, or its peer failed authentication."""
+    """Error raised if the engine did not connect, or if its peer failed authentication."""
 
 
 class PlainConnection:

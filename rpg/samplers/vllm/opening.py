@@ -1,4 +1,4 @@
-"""Opening of a rank's vLLM engine: in the rank's process, or in processes of its own."""
+"""Opening of a rank's vLLM engine: in the rank's process, or in its own processes."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from specs.schema.rollout import VllmRollout
 
 
 def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
-    """Opens the engine of this rank, or shares that of another rank.
+    """Opens the engine of this rank, or a share of another rank's engine.
 
     Raises:
         SpecError: vLLM does not start with these settings, or has no GPU.
@@ -43,7 +43,7 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
         )
     if rollout.kv_cache == "fp8" and device.type == "cpu":
         raise SpecError(
-            Issue("a cache of eight bits needs a GPU", ("rollout", "kv_cache"), given="fp8", hint="leave kv_cache out")
+            Issue("an 8-bit cache needs a GPU", ("rollout", "kv_cache"), given="fp8", hint="leave kv_cache out")
         )
     if rollout.replay_routing and device.type == "cpu":
         hint = "leave replay_routing out, or take engine: transformers"
@@ -59,8 +59,8 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
 
 
 def transfer_to_engines(rollout: VllmRollout) -> Transfer:
-    """Returns how weights reach the engines: ipc if they are on GPUs of the ranks that they serve, nccl if they are on
-    others; the same way in the whole run. A GPU cannot be in nccl's group twice, as rank and as engine; and with ipc
-    all ranks take part."""
+    """Returns how weights reach the engines: ipc if engines are on GPUs of the ranks that they serve, nccl if they are
+    on other GPUs. The whole run uses the same way, because a GPU cannot be in nccl's group twice, as rank and as
+    engine, and because with ipc all ranks take part."""
     shared = not engines_elsewhere() and rollout.share_gpus([ranks.on_this_machine()]) == {True}
     return "ipc" if shared else "nccl"

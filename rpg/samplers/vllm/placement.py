@@ -1,4 +1,5 @@
-"""Engines of a rank in processes of their own, which other ranks may share and which may be on other machines."""
+"""Placement of a rank's engines in their own processes, which other ranks may share and which may be on other
+machines."""
 
 from contextlib import ExitStack
 
@@ -16,7 +17,7 @@ from specs.schema.rollout import Rollout
 
 
 def open_engines(rollout: Rollout, settings: AnyEngineSettings) -> DedicatedSampler | GuestSampler:
-    """Opens this rank's engines in processes of their own, or shares that of another rank. All ranks call it.
+    """Opens this rank's engines in their own processes, or a share of another rank's engine. All ranks call it.
 
     Args:
         rollout: the section as a machine has it, see `Experiment.sampling`.

@@ -28,7 +28,7 @@ class RemoteEngine:
         self.sender_address = self._meeting.own_address
 
     def has_ended(self) -> bool:
-        """Returns False: this machine cannot know."""
+        """Returns False, because this machine cannot know."""
         return False
 
     def end_error(self, method: str) -> EngineProcessError:

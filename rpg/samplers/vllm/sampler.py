@@ -1,4 +1,4 @@
-"""Sampling with a vLLM engine in this process, so that new weights reach it without leaving memory."""
+"""Sampling with a vLLM engine in this process, which gets new weights without copies through files."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ Request = tuple[dict[str, list[int]], "SamplingParams"]
 
 
 class VllmSampler(InProcessSampler):
-    """A vLLM engine, one a rank.
+    """The vLLM engine of a rank.
 
     Each response is a request with its own seed; vLLM's prefix caching shares the prompt. Batch-mates may change the
     last bits of logprobs. Weights are copied in this process, from the learner's tensors. vLLM's weight-transfer API
@@ -38,7 +38,7 @@ class VllmSampler(InProcessSampler):
         self._owns_distributed = not torch.distributed.is_initialized()
         self._llm = start(settings)
         self._asleep = False
-        """Whether the GPU's memory is freed, all of it or all but the weights."""
+        """Whether the GPU's memory is freed: all of it, or all except the weights."""
         self._has_weights = True
 
     def _sample(
@@ -94,12 +94,12 @@ class VllmSampler(InProcessSampler):
         )
 
     def _need_tokenizer(self) -> None:
-        """Gives the policy's tokenizer to vLLM's search for stop texts; the engine starts without one."""
+        """Sets the policy's tokenizer for vLLM's search for stop texts. The engine starts without a tokenizer."""
         processor = self._llm.llm_engine.output_processor
         processor.tokenizer = processor.tokenizer or tokenizer_in(self._settings.weights_dir)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
-        """Loads the weights, repacks those that a kernel keeps packed, and drops cached states of the old ones."""
+        """Loads the weights, renews their packed copies for kernels, and drops cached states of the old weights."""
         self.wake_weights()
         self._reload(weights)
         self.finish_load(policy_version)
@@ -116,7 +116,7 @@ class VllmSampler(InProcessSampler):
             self.load_directory(directory, policy_version=policy_version)
 
     def finish_load(self, policy_version: int) -> None:
-        """Finishes a load of weights, whichever way they came.
+        """Finishes a load of weights, however they were transferred.
 
         Raises:
             RuntimeError: requests are still running.
@@ -128,7 +128,7 @@ class VllmSampler(InProcessSampler):
         self.policy_version = policy_version
 
     def forget(self) -> None:
-        """Empties the prefix cache; a sleeping engine has none.
+        """Empties the prefix cache. A sleeping engine has none.
 
         Raises:
             RuntimeError: requests are still running.
@@ -156,7 +156,7 @@ class VllmSampler(InProcessSampler):
         temperature: float = 1.0,
         engine: int = 0,  # noqa: ARG002  # there is one
     ) -> list[float]:
-        """Returns logprobs of the tokens after the prompt, nats, by a prefill that reads no cache.
+        """Returns logprobs of the tokens after the prompt, nats, from a prefill that does not read the cache.
 
         Raises:
             ValueError: a temperature other than 1, which vLLM does not apply to given tokens.
@@ -183,7 +183,7 @@ class VllmSampler(InProcessSampler):
         open_ended: bool = False,
         on_unfinished: OnResponse | None = None,
     ) -> int:
-        """Runs the requests of all prompts, or of those that `admit` allows until it ends the call.
+        """Runs the requests of all prompts or, until `admit` ends the call, of those that it allows.
 
         Args:
             requests: (first, end) -> the requests of these prompts, in order.
@@ -242,17 +242,17 @@ class VllmSampler(InProcessSampler):
                     engine.abort_request(list(indices))
 
     def sleep(self) -> None:
-        """Frees the GPU's memory if the spec lets the engine sleep, including that of the weights, since new ones come
-        before anything is sampled."""
+        """Frees the GPU's memory if the spec lets the engine sleep. The weights' memory is freed too, because new
+        weights come before anything is sampled."""
         if self._settings.sleeps:
             self._llm.sleep(level=2)
             peak_of_gpu().unmapped(asleep_bytes())
             self._asleep, self._has_weights = True, False
 
     def wake_weights(self) -> None:
-        """Reallocates only the memory of the weights, if the engine is asleep. There is no cache yet while new weights
-        come in, which the learner may hold gathered or merged besides its own. The engine wakes fully before it
-        samples.
+        """Reallocates only the memory of the weights, if the engine is asleep. The cache is not allocated while new
+        weights are transferred, because the learner may then hold gathered or merged copies of its weights. The engine
+        wakes fully before it samples.
         """
         if self._asleep:
             self._llm.wake_up(tags=["weights"])
@@ -278,7 +278,7 @@ class VllmSampler(InProcessSampler):
 
 
 def _response_seed(seed: int, member: int) -> int:
-    """Returns a seed in [0, 2^63). By vLLM's own rule, seed + member, prompts with neighbouring seeds would share
+    """Returns a seed in [0, 2^63). With vLLM's own rule, seed + member, prompts with neighbouring seeds would share
     seeds."""
     state = np.random.SeedSequence([seed % 2**64, member]).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))
@@ -303,7 +303,7 @@ def _unfinished(state: Any) -> Rollout:
 
 def _experts(output: "RequestOutput") -> NDArray[np.integer[Any]]:
     """Returns the experts of each token of prompt and response except the last. [prompt + response - 1, layers, experts
-    a token]
+    per token]
 
     Raises:
         RuntimeError: the engine did not return them.

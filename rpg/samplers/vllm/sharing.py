@@ -1,4 +1,4 @@
-"""Dedicated engines shared by several ranks of a machine. The host is the rank that holds the engine; the others are
+"""Dedicated engines that several ranks of a machine share. The host is the rank that holds the engine; the others are
 its guests.
 
 Only hosts get prompts (`rpg/samplers/sampling_ranks.py`). A guest takes part in the work that all ranks do together:
@@ -24,36 +24,36 @@ class HostSampler(DedicatedSampler):
     def logprobs(
         self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0, engine: int = 0
     ) -> list[float]:
-        """See DedicatedSampler. All ranks call it; the guests get the engine's result."""
+        """See DedicatedSampler. All ranks call it. The guests get the engine's result."""
         ask = super().logprobs
         return _from_host(lambda: ask(token_ids, prompt_length=prompt_length, temperature=temperature, engine=engine))
 
 
 class GuestSampler:
-    """The engine, on a rank that shares another rank's. It gets no prompts."""
+    """The sampler of a rank that shares another rank's engine. It gets no prompts."""
 
     engines = 1
 
     def __init__(self, settings: AnyEngineSettings) -> None:
-        """Takes the engine's settings."""
+        """Args: the engine's settings."""
         self.policy_version = 0
         self._transfer = open_guests_transfer(settings)
 
     def generate(self, prompts: Sequence[Sequence[int]], **_: Any) -> list[RolloutGroup]:
-        """Returns no groups; it gets no prompts."""
+        """Returns no groups, because it gets no prompts."""
         assert not prompts
         return []
 
     def stream(self, prompts: Sequence[Sequence[int]], *, admit: Admit, **_: Any) -> int:
-        """Calls `admit` together with the ranks that sample until it ends the call. Returns 0: no token is unfinished
-        at the end."""
+        """Calls `admit`, together with the ranks that sample, until it ends the call. Returns 0, the number of tokens
+        of unfinished responses."""
         assert not prompts
         while admit() is not None:
             pass
         return 0
 
     def serve(self, next_turns: NextTurns, **_: Any) -> int:
-        """Calls `next_turns` until it ends the call. There are no turns."""
+        """Calls `next_turns` until it ends the call. There are no turns on this rank."""
         while (turns := next_turns("idle")) is not None:
             assert not turns
         return 0
@@ -68,10 +68,10 @@ class GuestSampler:
         return _from_host(lambda: None)
 
     def forget(self) -> None:
-        """Does nothing: the host does it."""
+        """Does nothing, because the host does it."""
 
     def sleep(self) -> None:
-        """Does nothing: the engine's memory is separate."""
+        """Does nothing, because the engine's memory is separate."""
 
     def close(self) -> None:
         """Frees the transfer's resources. The host ends the engine."""

@@ -1,5 +1,5 @@
-"""Transfer of the learner's weights to an engine in another process: as safetensors on CPUs, by vLLM's nccl and ipc on
-GPUs."""
+"""Transfer of the learner's weights to an engine in another process: as safetensors on CPUs, with vLLM's nccl and ipc
+on GPUs."""
 
 import math
 import os
@@ -21,7 +21,7 @@ from rpg.pretrained import config_of
 from rpg.samplers.vllm.engine import AnyEngineSettings, process_restored
 
 CallFn = Callable[..., Any]
-"""(method, **arguments) -> results of that method of the engines' VllmSampler; see `DedicatedSampler.call`."""
+"""Function (method, **arguments) -> results of that method of the engines' VllmSampler; see `DedicatedSampler.call`."""
 Weights = Iterable[tuple[str, Tensor]]
 
 
@@ -59,12 +59,13 @@ def open_guests_transfer(settings: AnyEngineSettings) -> WeightTransfer:
 
 
 def _no_call(method: str, /, **_: Any) -> None:
-    """Stands in for a call that only the rank that holds the engine makes."""
+    """Replaces a call that only the rank that holds the engine makes."""
     del method
 
 
 class GatherOnlyTransfer:
-    """A transfer that sends nothing, but reads the weights: at ZeRO 3 all ranks gather each of them."""
+    """A transfer that sends nothing but reads the weights, because at ZeRO 3 all ranks must take part in gathering each
+    weight."""
 
     def send(self, weights: Weights, policy_version: int) -> None:
         """Reads the weights. Returns when every weight was gathered."""
@@ -73,7 +74,7 @@ class GatherOnlyTransfer:
             pass
 
     def close(self) -> None:
-        """Does nothing: no resources are held."""
+        """Does nothing, because no resources are held."""
 
 
 class SafetensorsTransfer:
@@ -99,12 +100,12 @@ class SafetensorsTransfer:
             self._call("load_directory", weights_dir=directory, policy_version=policy_version)
 
     def close(self) -> None:
-        """Does nothing: no resources are held."""
+        """Does nothing, because no resources are held."""
 
 
 @contextmanager
 def directory_in_memory(config_dir: Path, safetensors: bytes) -> Iterator[str]:
-    """Yields a transformers directory whose weights are in memory; it exists during the block.
+    """Yields a transformers directory whose weights are in memory. It exists during the block.
 
     The memory is a file without a name, so that nothing large stays behind when a process is killed.
 
@@ -143,8 +144,8 @@ class VllmTransfer:
         sender_address: str = "",
         engines: int = 1,
     ) -> None:
-        """Opens the transfer. `sends` tells whether this rank holds the engine; otherwise only its buffer is read. For
-        the rest see `open_transfer`.
+        """Opens the transfer. `sends`: whether this rank holds the engine; otherwise only its buffer is read. For the
+        rest see `open_transfer`.
 
         Raises:
             EngineProcessError: the engine failed or has ended.
@@ -198,7 +199,7 @@ class VllmTransfer:
 def _init_info(
     settings: AnyEngineSettings, source: Any, *, sends: bool = True, sender_address: str = "", engines: int = 1
 ) -> Any:
-    """Returns vLLM's settings. vLLM takes the sender to be rank 0, which the workers of all engines reach at this
+    """Returns vLLM's settings. vLLM assumes that the sender is rank 0, which the workers of all engines reach at this
     machine's address."""
     if settings.transfer == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
@@ -218,7 +219,7 @@ def _init_info(
 
 
 class _Client:
-    """vLLM's weight-sync protocol over the engine's connection; the methods are those of vLLM's workers."""
+    """vLLM's weight-sync protocol over the engine's connection. The methods are those of vLLM's workers."""
 
     def __init__(
         self,
@@ -227,7 +228,7 @@ class _Client:
         abort: Callable[[], None],
         first_workers: Sequence[int] = (1,),
     ) -> None:
-        """Takes the engines' calls.
+        """Args: the function that calls the engines.
 
         Args:
             call: calls a method of all engines.
@@ -244,7 +245,7 @@ class _Client:
         self._call("call_workers", method=method, arguments=arguments)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Opens the engines' part. For nccl, vLLM calls it in a separate thread, beside the wait for the engines'
+        """Opens the engines' part. For nccl, vLLM calls it in a separate thread while it waits for the engines'
         processes, and counts the workers' ranks as if there were a single engine."""
         offsets = [{"rank_offset": rank} if "rank_offset" in init_info else {} for rank in self._first_workers]
         each = [{"arguments": {"init_info": init_info | offset}} for offset in offsets]
@@ -258,7 +259,7 @@ class _Client:
         self._workers("start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
-        """Updates the engine's weights. vLLM calls it in a separate thread, beside the broadcast. It detects an engine
+        """Updates the engine's weights. vLLM calls it in a separate thread during the broadcast. It detects an engine
         that fails or ends, for which the broadcast would wait forever."""
         try:
             self._workers("update_weights", update_info=update_info)
@@ -276,7 +277,8 @@ def _source(weights_dir: Path) -> Any:
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
     class Source(WeightSource):  # type: ignore[misc]  # vLLM is not typed
-        """Names and shapes come from the model's config, so that no weight is gathered to know them.
+        """A source of weights whose names and shapes come from the model's config, so that no weight has to be gathered
+        for them.
 
         The dtype is that of the first weight sent.
         """

@@ -1,4 +1,4 @@
-"""Methods that we add to vLLM's workers: vLLM mixes this class into its own, in every worker process."""
+"""Methods that we add to vLLM's workers. vLLM mixes this class into its own worker class in every worker process."""
 
 import signal
 from typing import Any
@@ -12,7 +12,7 @@ class WorkerExtension:
     """Mixin whose methods are called by name through the engine's `collective_rpc`."""
 
     def follow_engine(self) -> None:
-        """Makes this process, which must be the worker's own, stop when its engine does, and ignore signals to stop.
+        """Makes this process, which must be the worker's own, end with its engine and ignore signals to stop.
 
         vLLM's workers end at SIGTERM, which Slurm sends to all processes of a job. The engine, which runs until the
         trainer has ended its step, would lose them.

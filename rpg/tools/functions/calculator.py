@@ -10,9 +10,9 @@ from rpg.tools.tool_error import ToolError
 
 Number = int | float
 _LONGEST = 200
-"""Most characters of an expression."""
+"""Largest number of characters of an expression."""
 _LARGEST = 10**60
-"""Largest number allowed: a power may have more digits than fit into memory."""
+"""Largest allowed number. A power may have more digits than fit into memory."""
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Number]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -58,7 +58,7 @@ class Calculator(Tool):
         return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
     def close(self) -> None:
-        """Does nothing: nothing is held."""
+        """Does nothing, because nothing is held."""
 
 
 def _value(node: ast.expr) -> Number:

@@ -13,7 +13,7 @@ from rpg.tools.tool_error import ToolError
 from specs.schema.base import addition
 
 _LAST_LINES = 3
-"""Last lines of an error that the policy gets, which describe the error."""
+"""Number of lines, at the end of an error, that the policy gets. They describe the error."""
 
 
 class Python(Tool):
@@ -24,8 +24,8 @@ class Python(Tool):
     libraries: ClassVar[tuple[str, ...]] = ("python",)
 
     seconds: float = Field(5.0, gt=0)
-    """Most wall time of a call, in seconds. The CPU time of all processes of a response is limited too, to `seconds` +
-    1 for each of its calls; a call beyond that is refused with a reason."""
+    """Longest wall time of a call, in seconds. The CPU time of all processes of a response is limited too, to `seconds`
+    + 1 for each of its calls; a call beyond that is refused with a reason."""
     memory_mb: int = addition(512, ge=64)
     """Address space of the interpreter, MiB."""
 

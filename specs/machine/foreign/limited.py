@@ -1,4 +1,4 @@
-"""Limits of memory and time for work on text and files of other people."""
+"""Limits of memory and time for work on other people's texts and files."""
 
 import ctypes
 import math
@@ -23,12 +23,12 @@ _CHUNK = 1 << 20
 
 
 class LimitError(Exception):
-    """The work exceeded a limit or failed; `str()` gives the reason."""
+    """Error for work that exceeded a limit or failed. `str()` gives the reason."""
 
 
 @contextmanager
 def limited_memory(most: int) -> Iterator[None]:
-    """Lets this process take at most `most` bytes more than it has until the block ends (no limit except on Linux).
+    """Limits this process, within the block, to `most` bytes more than it has now. Works only on Linux.
 
     An allocation beyond that raises MemoryError, or an error of the library that allocates. A lower limit of the caller
     stays.
@@ -115,7 +115,7 @@ def in_limited_process(
 
 
 def _work(work: Callable[[], Iterable[str]], memory: int, output: int, parent: int) -> None:
-    """Runs in the fork. Does not return."""
+    """Does the work in the fork. Does not return."""
     try:
         die_with_parent(parent)
         try:

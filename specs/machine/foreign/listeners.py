@@ -1,4 +1,4 @@
-"""Checks whose process listens at a port of this machine before a password is sent there."""
+"""Checks which user listens at a port of this machine, before a password is sent there."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 from specs.machine.files import user_name
 
 TRUSTED_USERS = "RPG_TRUSTED_USERS"
-"""Environment variable with accounts of this machine, separated by commas, whose servers may be sent passwords."""
+"""Environment variable with comma-separated accounts of this machine to whose servers passwords may be sent."""
 _PORTS = {"http": 80, "postgresql": 5432}
 _LISTENS = "0A"
 """A connection's state in /proc/net/tcp."""
@@ -21,8 +21,9 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def foreign_listener(url: str, trusted: Collection[int] | None = None) -> str:
-    """Returns the reason why a password must not be sent to the URL: another user of this machine listens there. Empty
-    if no other user listens, or if the listener is unknown. An https URL passes: its certificate proves the server.
+    """Returns why a password must not be sent to the URL, if another user of this machine listens there. Empty if no
+    other user listens, or if the listener is unknown. An https URL is always accepted, because its certificate proves
+    the server.
 
     Args:
         trusted: ids of the users who may listen there; None: root, this process's user, RPG_TRUSTED_USERS, and for a
@@ -44,7 +45,7 @@ def foreign_listener(url: str, trusted: Collection[int] | None = None) -> str:
 
 
 def guard_connections(url: str) -> None:
-    """Refuses each later connection of this process to the URL while another user listens there.
+    """Makes this process refuse connections to the URL while another user listens there.
 
     A tunnel may end, and its port be taken, after the first request.
     """
@@ -82,7 +83,7 @@ def _trusted_users(scheme: str) -> set[str]:
 
 
 def _listening_users(host: str, port: int) -> set[int]:
-    """Returns the users whose sockets may take a connection to a port, if the host is this machine."""
+    """Returns the users whose sockets may accept a connection to a port, if the host is this machine."""
     try:
         resolved = {entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
@@ -100,7 +101,7 @@ def _listening_users(host: str, port: int) -> set[int]:
 
 
 def _address(text: str) -> _Address:
-    """Returns the address that a connection to this one reaches."""
+    """Returns the address that a connection to this address reaches."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
         address = address.ipv4_mapped
@@ -110,7 +111,7 @@ def _address(text: str) -> _Address:
 
 
 def _is_here(address: _Address) -> bool:
-    """Returns whether a connection to the address ends at this machine: only then can a socket be bound to it."""
+    """Returns whether a connection to the address ends at this machine. Only then can a socket be bound to it."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.bind((str(address), 0))

@@ -1,4 +1,4 @@
-"""Limits for files of rows that other people wrote; all readers of such files keep them."""
+"""Limits for files of rows that other people wrote. All readers of such files keep them."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -7,10 +7,10 @@ from typing import IO, Any, AnyStr, TypeVar
 from specs.machine.foreign.limited import limited_memory
 
 _FREE_VALUES, _VALUES_PER_BYTE = 4 << 20, 200
-"""Values that a file may hold: the first number, plus the second for each of its bytes. Recorded tokens have one or two
-per byte."""
+"""Number of values that a file may have: the first number, plus the second for each of its bytes. Recorded tokens have
+one or two values per byte."""
 _FREE_BYTES, _BYTES_PER_BYTE = 1 << 30, 1000
-"""Bytes to which a file may decompress: the first number, plus the second for each of its bytes."""
+"""Number of bytes to which a file may decompress: the first number, plus the second for each of its bytes."""
 _FREE_MEMORY, _MEMORY_PER_BYTE = 4 << 30, 100
 LONGEST_LINE = 64 << 20
 """Longest line of CSV or JSON, in bytes or characters."""
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 
 class OversizedError(ValueError):
-    """A file that decompresses to more than its size allows. `str()` gives both numbers."""
+    """Error for a file that decompresses to more than its size allows. `str()` gives both numbers."""
 
 
 def allowed_memory(size: int) -> int:
@@ -49,7 +49,7 @@ def require_parquet(size: int, metadata: Any) -> None:
 
 
 def within_memory(items: Iterator[Item], most: int) -> Iterator[Item]:
-    """Yields the items. Each is made while this process may take at most `most` further bytes of memory."""
+    """Yields the items. While an item is made, this process may take at most `most` further bytes of memory."""
     while True:
         with limited_memory(most):
             some = list(islice(items, _AT_ONCE))

@@ -174,7 +174,7 @@ spec.yaml:7: data.train.0.path: the Parquet file is cut short
   hint: copy or download it again
 1 error; nothing was run"""
 EMPTY = f"""\
-spec.yaml:7: data.train.0: the set holds no problems
+spec.yaml:7: data.train.0: the set has no problems
 {LINE_7}\
   given: DIR/train.parquet
 1 error; nothing was run"""

@@ -281,7 +281,7 @@ def test_two_removals_of_the_same_and_one_that_was_killed_do_no_harm(home: Path)
     ("name", "why"),
     [
         ("sums@0", "there is no run `sums@0`"),
-        ("sums@1", "every run of sums@1 belongs to another version too; `rpg rm RUN` deletes one"),
+        ("sums@1", "every run of sums@1 also belongs to another version; `rpg rm RUN` deletes one"),
     ],
 )
 def test_rm_of_a_version_that_has_no_run_of_its_own_deletes_nothing(

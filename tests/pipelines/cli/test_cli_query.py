@@ -115,7 +115,7 @@ def test_sql_writes_the_format_that_the_file_name_says(call: Call, tmp_path: Pat
         (("sql", "from metrix"), "there is no table or view `metrix`\n  there are: accuracy_curves, artifacts, "),
         (("sql", "selec"), 'Parser Error: syntax error at or near "selec"'),
         (("sql", "delete from runs"), "DELETE is not a query"),
-        (("sql", "select 1", "-o", "rows.what"), "rows.what: its name does not say the format"),
+        (("sql", "select 1", "-o", "rows.what"), "rows.what: cannot infer the format from the name"),
         (
             ("sql", "select 1", "-o", "/no/such/place/rows.csv"),
             "/no/such/place/rows.csv cannot be written: No such file",
@@ -152,7 +152,7 @@ def test_values_are_bound_in_turn_or_by_name(call: Call) -> None:
     _, out, _ = call("sql", "select typeof(?), ?", "--param", "2.5", "--param", '"a=b"', "--format", "csv")
     assert out.splitlines()[-1] == "DOUBLE,a=b"
     code, _, err = call("sql", "select ?, $x", "--param", "1", "--param", "x=1")
-    assert (code, "give all by name (NAME=VALUE) or all in turn" in err) == (2, True)
+    assert (code, "give all by name (NAME=VALUE) or all in order" in err) == (2, True)
 
 
 def test_saved_queries_of_the_working_directory_come_before_those_of_the_home(

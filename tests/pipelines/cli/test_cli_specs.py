@@ -68,7 +68,7 @@ def test_what_is_wrong_goes_to_stderr_and_exits_2(rpg):
         f"b.yaml:{line}: warm_up.steps: must be a whole number\n"
         f"    {line} |   steps: none\n"
         '  given: "none"    allowed: a whole number, at least 1\n'
-        "  hint: Most optimizer updates.\n"
+        "  hint: Largest number of optimizer updates.\n"
         "c.yaml: no such file\n"
         "2 errors; nothing was run\n"
     )

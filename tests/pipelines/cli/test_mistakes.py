@@ -139,7 +139,7 @@ spec.yaml:63: objective.clip.low: must be less than 1
         spec("minibatches: 2 ", "minibatches: 3 "),
         "run spec.yaml",
         """\
-spec.yaml:73: training.minibatches: the batch does not divide
+spec.yaml:73: training.minibatches: the batch does not divide evenly
     73 |   minibatches: 3             # optimizer updates in a step; with 1 the clip can never fire
   given: 32 x 8 responses in 3 parts    allowed: 1, 2, 4, 8, 16, 32, 64, 128, 256
   hint: minibatches must divide prompts_per_step x group_size

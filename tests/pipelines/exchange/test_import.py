@@ -161,7 +161,7 @@ def test_a_run_joins_an_experiment_whose_present_version_stays(exported: Path, t
 def test_what_is_no_export_of_an_ended_run_is_refused(exported: Path, tmp_path: Path, call: Call) -> None:
     home = tmp_path / "home"
     code, _, err = call(home, "import", str(tmp_path / "nothing"))
-    assert (code, "holds no export: `rpg export RUN DIR` writes one" in err) == (2, True)
+    assert (code, "contains no export: `rpg export RUN DIR` writes one" in err) == (2, True)
     state = exported / "state.json"
     state.write_text(state.read_text().replace('"status": "finished"', '"status": "running"', 1))
     code, _, err = call(home, "import", str(exported))

@@ -201,7 +201,7 @@ def test_a_change_is_told_against_the_nearest_run_and_a_default_has_no_line(spec
         finish(run, home)
     (home.experiment("tiny") / "experiment.json").write_text(json.dumps({"runs": [run.run_id for run in runs]}))
     reason = planned(spec, home, "rollout.temperature=0.5").runs[0].stage("train").reason
-    assert reason == "rollout.temperature 1 -> 0.5 (--set)", "of the two runs the first is nearer"
+    assert reason == "rollout.temperature 1 -> 0.5 (--set)", "the first of the two runs is nearer"
     spec.write_text(SPEC.replace(", kl_coef: 1.0e-2", ""))
     assert planned(spec, home).runs[0].stage("train").reason == "objective.kl_coef 0.01 -> 0.0001 (default)"
 

@@ -230,7 +230,7 @@ def test_a_model_that_was_measured_as_it_is_has_no_training_to_replay() -> None:
     spec = _spec()
     measured = {key: spec[key] for key in ("name", "model", "reward")} | {"kind": "evaluation"}
     measured["data"] = {"evaluation": [{"source": "expressions", "name": "sums", "size": 8}]}
-    with pytest.raises(SpecError, match="the run measured a model as it is: there is no training to replay"):
+    with pytest.raises(SpecError, match="the run only evaluated a model: there is no training to replay"):
         alternatives(experiment_of(measured, {}), ["{type: grpo}"])
 
 
@@ -347,7 +347,7 @@ def test_a_damaged_checkpoint_or_a_lost_base_model_gives_no_gradient(kept: Home,
     with pytest.raises(NoWeightsError, match="the checkpoint of step 2 is damaged: learner-rank00000"):
         replays_of(home, gradients=Moment.start)
     (tmp_path / "base").rename(tmp_path / "elsewhere")
-    with pytest.raises(NoWeightsError, match="the base model is not at"):
+    with pytest.raises(NoWeightsError, match="the base model is no longer at"):
         replays_of(home, gradients=Moment.start)
 
 
@@ -433,7 +433,7 @@ def test_the_command_prints_tables_and_json(home: Home, monkeypatch: pytest.Monk
     assert shown.exit_code == 0, shown.output
     assert "tiny: 2 steps" in shown.output
     assert "left out  the gradient of the entropy bonus (training.entropy_coef 0.05)" in shown.output
-    assert "gradient weights, one entry a token, aggregation included: cosine" in shown.output
+    assert "gradient weights, one entry per token, aggregation included: cosine" in shown.output
     assert "Furthest apart" in shown.output
     plain = CliRunner().invoke(app, ["replay", "tiny", "--objective", "{type: dr_grpo}", "--step", "3", "--json"])
     assert [entry["step"] for entry in json.loads(plain.stdout)["steps"]] == [3]

@@ -83,7 +83,7 @@ def test_an_objective_with_a_sum_is_replayed_at_the_steps_whose_weights_are_kept
     with pytest.raises(NoWeightsError, match=r"of that step and of the one before; .*; --step 3 can be taken"):
         replays_of(without_first, [FULL], gradients=Moment.end, only=(2,))
     (without_first.run("tiny").parents[2] / "base").rename(without_first.root / "elsewhere")
-    with pytest.raises(NoWeightsError, match="the base model is not at"):
+    with pytest.raises(NoWeightsError, match="the base model is no longer at"):
         replays_of(without_first, [FULL])
 
 

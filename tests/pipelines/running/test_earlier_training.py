@@ -351,7 +351,7 @@ def test_an_evaluation_that_is_gone_by_the_time_is_done_anew(
     done: list[str] = []
     monkeypatch.setattr(stages, "_make_aside", lambda _execution, stage, _tick: done.append(stage.reason))
     assert stages.perform_stage(execution, run.stage("evaluate")) == "done"
-    assert done == [f"{first.run_id} is damaged: {first.run_id} has no such evaluation any more"]
+    assert done == [f"{first.run_id} is damaged: {first.run_id} no longer has such an evaluation"]
 
 
 @pytest.mark.long

@@ -162,7 +162,7 @@ def test_a_runs_weights_are_found_by_step_and_as_the_last_and_the_best(tmp_path:
     ):
         weights_in(home)(EvaluatedRun(run=run_id, checkpoint=30))
     (home.run(run_id) / "train.json").unlink()
-    with pytest.raises(SpecError, match=f"{run_id} is not trained to its end"):
+    with pytest.raises(SpecError, match=f"{run_id} has not finished training"):
         weights_in(home)(EvaluatedRun(run=run_id))
     write(home.run(run_id) / "plan.json", {"stages": {"evaluate": {"fingerprint": "e" * 64}}})
     with pytest.raises(SpecError, match=r"run: .* has trained nothing"):

@@ -318,7 +318,7 @@ def test_a_wider_numeric_range_goes_on(home: Home, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("steps: 20", "steps: 21", "not the experiment of the stored study"),
+        ("steps: 20", "steps: 21", "no longer the experiment of the stored study"),
         ("low: 0.2", "low: 0.3", "another baseline than the stored study"),
     ],
 )

@@ -185,7 +185,7 @@ def test_nothing_left_to_train_on(tmp_path: Path) -> None:
 def test_an_empty_set(tmp_path: Path) -> None:
     train = source(tmp_path / "t.jsonl")
     assert wrong(tmp_path / "out", train=[train]) == Issue(
-        "the set holds no problems", path=("data", "train", 0), given=str(tmp_path / "t.jsonl")
+        "the set has no problems", path=("data", "train", 0), given=str(tmp_path / "t.jsonl")
     )
 
 

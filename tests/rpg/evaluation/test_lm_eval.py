@@ -127,7 +127,7 @@ def refusal(directory: Path, tmp_path: Path, text: str) -> Issue:
         ),
         (
             CHOICES.replace("task: quiz", "task: mine"),  # its data file is not there
-            "mine.yaml: lm-eval cannot make requests of it",
+            "mine.yaml: lm-eval cannot create requests from it",
         ),
         ("task: mine\noutput_type: generate_until\n", "mine.yaml: tasks of this output type are not measured"),
         ("task: other\noutput_type: generate_until\n", "no such task"),
@@ -153,5 +153,5 @@ def test_a_template_that_fails_is_refused_before_training(directory: Path, templ
     with pytest.raises(SpecError) as caught:
         list(LmEvalSource(source="lm_eval", task="wrong", path=str(directory / "tasks")).read())
     (issue,) = caught.value.issues
-    assert issue.message == "wrong.yaml: lm-eval cannot make requests of it"
+    assert issue.message == "wrong.yaml: lm-eval cannot create requests from it"
     assert reason in issue.given

@@ -35,7 +35,7 @@ def test_logprobs_and_gradients_are_those_of_pytorch(model_type: str, recomputes
     ("model_type", "changes", "device", "message"),
     [
         ("qwen3", {}, "cpu", "Liger's kernels run on GPUs"),
-        ("gpt2", {}, "cuda", "not tried with this architecture"),
+        ("gpt2", {}, "cuda", "not been tested with this architecture"),
         ("llama", {"hidden_act": "gelu"}, "cuda", "has another activation than this model"),
     ],
 )

@@ -256,7 +256,7 @@ def test_a_sandbox_that_fails_stops_the_run_and_gives_no_reward(
         ("taco", {"input_output": {"inputs": [], "outputs": []}}, "there is no test"),
         ("livecodebench", {"public_test_cases": '[{"input": "1"}]'}, "test 1 lacks input or output: {'input': '1'}"),
         ("livecodebench", {"public_test_cases": "[]", "private_test_cases": "!!"}, "cannot be unpacked"),
-        ("livecodebench", {"public_test_cases": json.dumps(CALLS)}, "none says of which function"),
+        ("livecodebench", {"public_test_cases": json.dumps(CALLS)}, "no test names the function"),
         (
             "deepcoder",
             {"tests": [{"input": "", "output": "", "testtype": "interactive"}]},
@@ -264,7 +264,7 @@ def test_a_sandbox_that_fails_stops_the_run_and_gives_no_reward(
         ),
         ("deepcoder", {"tests": [*TYPED, *CALLS], "metadata": {"func_name": "f"}}, "more than one kind"),
         ("verification_info", {"verification_info": {"test_cases": "x"}}, "`verification_info.test_cases` is not JSON"),
-        ("codeforces", {"official_tests": TYPED, "generated_checker": "import sys"}, "has a checker of its own"),
+        ("codeforces", {"official_tests": TYPED, "generated_checker": "import sys"}, "has its own checker"),
         ("mbpp", {"test_list": 3}, "`test_list` is not a list of texts: 3"),
         ("humaneval", {"test": "assert f(1)", "entry_point": "f"}, "defines no check(candidate)"),
         ("cases", {"tests": [{"arguments": [1]}], "function": "f"}, "test 1 lacks arguments or value"),

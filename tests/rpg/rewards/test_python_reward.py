@@ -128,7 +128,7 @@ def test_a_frozen_spec_needs_the_file_no_more(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_the_file_is_told_at_its_own_line(tmp_path: Path) -> None:
     assert refused(tmp_path, "def score(response):\n    return (1\n") == (
-        "/reward.py:2: reward.path: is no Python: '(' was never closed\n    2 |     return (1"
+        "/reward.py:2: reward.path: is not valid Python: '(' was never closed\n    2 |     return (1"
     )
     assert refused(tmp_path, "def other(response):\n    return 1\n").splitlines()[0] == (
         "/own.yaml:3: reward.function: the file has no such function"

@@ -71,7 +71,7 @@ def with_verdicts(**changes: Any) -> Score:
 
 
 FAULTS = [
-    (1.0, "1.0 is no Score"),
+    (1.0, "1.0 is not a Score"),
     (Score(math.nan, True), "value is nan; allowed: a number from -1e+06 to 1e+06"),
     (Score(math.inf, True), "value is inf; allowed"),
     (Score(1e300, True), "value is 1e+300; allowed"),
@@ -90,9 +90,9 @@ FAULTS = [
     (Score(1.0, True, penalty=5.0), "penalty is 5.0; allowed: a number of at most 0"),
     (Score(1.0, True, turns=math.nan), "turns is nan"),
     (Score(1.0, True, turns=1e300), "turns is 1e+300"),
-    (Score(1.0, True, terms={"a": 1.0}), "terms and weights are not numbers by the same names"),
-    (Score(1.0, True, weights={"a": 1.0}), "terms and weights are not numbers by the same names"),
-    (Score(1.0, True, terms=[1.0], weights=[1.0]), "terms and weights are not numbers"),
+    (Score(1.0, True, terms={"a": 1.0}), "terms and weights must be numbers with the same names"),
+    (Score(1.0, True, weights={"a": 1.0}), "terms and weights must be numbers with the same names"),
+    (Score(1.0, True, terms=[1.0], weights=[1.0]), "terms and weights must be numbers"),
     (Score(1.0, True, terms={"a": math.nan}, weights={"a": 1.0}), "the term a is nan"),
     (Score(1.0, True, terms={"a": 1.0}, weights={"a": math.inf}), "a term's weight is inf; allowed: a finite number"),
     (Score(1.0, True, terms={"a": {}}, weights={"a": 1.0}), "the term a is {}"),

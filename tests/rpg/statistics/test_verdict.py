@@ -250,7 +250,7 @@ def test_a_difference_of_shares_stays_within_100_points() -> None:
     [
         ({}, "no arms"),
         ({"a": np.zeros((2, 3)), "b": np.zeros((2, 4))}, "not about the same problems: a .*, b "),
-        ({"a": [[0.1, np.nan], [0.2, 0.3]]}, "a: a seed has scores of some problems and not of others"),
+        ({"a": [[0.1, np.nan], [0.2, 0.3]]}, "a: a seed has scores of some problems but not of others"),
         ({"a": [[0.1, np.inf]]}, "a holds a value that is not finite"),
     ],
 )

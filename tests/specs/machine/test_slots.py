@@ -92,7 +92,7 @@ def test_two_that_want_more_than_half_each_both_get_their_turn() -> None:
 
 
 def test_more_slots_than_there_are_is_an_error_not_a_wait() -> None:
-    message = "5 GPU slots are asked for and this machine has 4"
+    message = "5 GPU slots are requested, but this machine has 4"
     with pytest.raises(TooFewSlotsError, match=message), leased(5, "run", waiting=lambda _: None):
         pass
 

@@ -89,7 +89,7 @@ def test_a_plateau_needs_evaluations_and_a_cleared_optimizer_a_condition() -> No
     always = changed(
         "training:", "reference: {source: snapshot, update: {ema_decay: 0.9, reset_optimizer: true}}\ntraining:"
     )
-    assert "the optimizer would start afresh each time" in message(always)
+    assert "the optimizer would be reset each time" in message(always)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
         ("{type: ray, resources: {GPU: 1}}", "launcher.resources.GPU: has a key of its own"),
         ("{type: ray, resources: {a: 0}}", "launcher.resources.a: must be above 0"),
         ("{type: slurm, nodes: 3}", "launcher.nodes: the ranks do not divide"),
-        ("{type: slurm, time_limit_minutes: 2}", "launcher.stop_before_seconds: no time is left to train in"),
+        ("{type: slurm, time_limit_minutes: 2}", "launcher.stop_before_seconds: no time is left for training"),
         ("{type: slurm, options: [--nodes=2]}", "launcher.options.0: the launcher sets it"),
         ("{type: slurm, options: [-N2]}", "launcher.options.0: the launcher sets it"),
         ('{type: slurm, options: ["--account lab"]}', "launcher.options.0: is not an option"),

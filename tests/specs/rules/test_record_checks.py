@@ -19,7 +19,7 @@ def test_all_rows_are_recorded_and_kept_where_nothing_else_is_said() -> None:
 
 def test_tokens_without_their_responses_are_refused() -> None:
     assert message(with_record("rollouts: none")) == (
-        "spec.yaml:24: record.tokens: token rows hold the responses that record.rollouts leaves out\n"
+        "spec.yaml:24: record.tokens: token rows would contain the responses that record.rollouts leaves out\n"
         "    24 | record: {rollouts: none}\n"
         "  given: all with rollouts none    allowed: none\n"
         "  hint: write tokens: none too, or leave rollouts out\n"

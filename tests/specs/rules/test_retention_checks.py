@@ -40,7 +40,8 @@ def test_they_are_evaluation_sets_and_no_reward_scores_them():
         ),
         (
             ALL.replace("path: quiz.jsonl", "path: quiz.jsonl, reward: {type: exact_match}"),
-            "spec.yaml:10: data.evaluation.1.reward: nothing is answered that a reward could score\n",
+            "spec.yaml:10: data.evaluation.1.reward: the set is scored by likelihood: there are no responses for a"
+            " reward to score\n",
         ),
         (ALL.replace("name: prose, ", ""), "spec.yaml:11: data.evaluation.2.name: missing\n"),
         (

@@ -180,7 +180,7 @@ def test_a_population_is_answered_with_what_to_search_instead():
         ),
         (
             GOAL + "pruner: {type: asha, rungs: [10, 5]}\n",
-            "spec.yaml:8: pruner.rungs.1: the rungs must rise\n    8 | pruner: {type: asha, rungs: [10, 5]}\n"
+            "spec.yaml:8: pruner.rungs.1: the rungs must increase\n    8 | pruner: {type: asha, rungs: [10, 5]}\n"
             "  given: 5 after 10    allowed: above 10\n  hint: write the rungs from the first to the last\n",
         ),
         (GOAL + "pruner: {type: asha, rungs: []}\n", "pruner.rungs: must have at least 1 item\n"),
@@ -284,7 +284,7 @@ def test_samplers_that_take_several_goals(sampler):
         ),
         (
             GOAL + "sampler: {type: random}\nwarm_start: {studies: [earlier]}\n" + TRIALS,
-            "spec.yaml:9: warm_start: the sampler learns from no result\n",
+            "spec.yaml:9: warm_start: the sampler does not learn from results\n",
         ),
         (GOAL + "parallel: 21\n" + TRIALS, "spec.yaml:8: parallel: more concurrent trials than trials\n"),
         (

@@ -23,7 +23,7 @@ def with_engine(fields: str) -> str:
         ),
         (
             ", placement: colocated, engines: 4",
-            "rollout.engines: an engine in the trainer's process is no process of its own",
+            "rollout.engines: an engine in the trainer's process is not a separate process",
         ),
         (
             ", engines: 2, ranks_per_engine: 2",
@@ -31,7 +31,7 @@ def with_engine(fields: str) -> str:
         ),
         (", placement: dedicated, sleep: true", "rollout.sleep: a dedicated engine does not share its memory"),
         (", sleep: true}\nresources: {device: cpu", "rollout.sleep: vLLM cannot sleep on a CPU"),
-        (", kv_cache: fp8}\nresources: {device: cpu", "rollout.kv_cache: a cache of eight bits needs a GPU"),
+        (", kv_cache: fp8}\nresources: {device: cpu", "rollout.kv_cache: an 8-bit cache needs a GPU"),
         (
             ", replay_routing: true}\nresources: {device: cpu",
             "rollout.replay_routing: vLLM reports a token's experts only on a GPU",
@@ -182,5 +182,5 @@ def test_engines_are_spread_evenly_over_the_nodes_of_the_ranks_or_over_their_own
     apart = load_experiment(write(f"{text}launcher: {{type: slurm, nodes: 2, engine_nodes: 1}}\n"))
     assert (apart.gpus, apart.samplers, apart.gpus_beside(2)) == (4 + 6, 6, 2)
     refused = message(f"{text}launcher: {{type: slurm, nodes: 4}}\n")
-    assert "rollout.engines: the engines do not divide\n" in refused
+    assert "rollout.engines: the engines do not divide evenly among the machines\n" in refused
     assert "given: 6 engines on 4 nodes" in refused

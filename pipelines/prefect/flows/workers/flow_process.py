@@ -27,15 +27,16 @@ from specs.machine.foreign.listeners import guard_connections
 from specs.machine.liveness import is_alive, start_of
 
 SUPERVISOR = "RPG_SUPERVISOR"
-"""Environment variable: `identity` of the process that supervises the worker."""
+"""Environment variable with the `identity` of the process that supervises the worker."""
 _ENTRY = "execute"
 _CLOSING_SECONDS = 25.0
-"""Most seconds that a flow takes, after its stage has ended, to record that, and to report it to the server (5 s)."""
+"""Longest time in seconds that a flow takes, after its stage has ended, to record the end and to report it to the
+server (5 s)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowProcess:
-    """A flow that runs on this host, or has run here."""
+    """A flow that runs, or has run, on this host."""
 
     flow_run_id: str
     process: ProcessRecord
@@ -71,12 +72,12 @@ class FlowProcess:
 
 
 def identity(pid: int) -> str:
-    """Returns a text that distinguishes a process from every other: its number and its start."""
+    """Returns a text that distinguishes a process from every other: its pid and its start time."""
     return f"{pid} {start_of(pid)}"
 
 
 def flow_processes(home: Home) -> list[FlowProcess]:
-    """Returns the workers' flows on this host: running ones, and killed ones that are not yet forgotten."""
+    """Returns the workers' flows on this host: running ones, and killed ones whose notes are not yet removed."""
     flows = []
     for path in sorted(_directory(home).glob("*.json")):
         fields = read_json(path)
@@ -86,20 +87,20 @@ def flow_processes(home: Home) -> list[FlowProcess]:
 
 
 def is_noted(home: Home, flow_run_id: str) -> bool:
-    """Returns whether a worker of this home, on any host, began the flow run, and its process is not known to have
+    """Returns whether a worker of this home, on any host, began the flow run and its process is not known to have
     ended."""
     return (_directory(home) / f"{flow_run_id}.json").exists()
 
 
 def forget(home: Home, flow: FlowProcess) -> None:
-    """Removes the note of a flow that has ended, unless the note is already a later attempt's."""
+    """Removes the note of a flow that has ended, unless a later attempt has replaced the note."""
     path = _directory(home) / f"{flow.flow_run_id}.json"
     if ProcessRecord.read(path) == flow.process:
         path.unlink(missing_ok=True)
 
 
 def stop_flows(flows: Iterable[FlowProcess], number: signal.Signals, grace: float) -> None:
-    """Asks flows to stop and waits until they have; kills those that have not stopped within the time.
+    """Asks flows to stop and waits until they have. Kills those that do not stop in time.
 
     Args:
         number: SIGTERM: each saves and gives its run back to the queue; SIGINT: each saves and is cancelled.
@@ -118,8 +119,8 @@ def stop_flows(flows: Iterable[FlowProcess], number: signal.Signals, grace: floa
 
 
 def main() -> None:
-    """Runs the flow as a child process. Exits with the flow's code; with 0 if the flow was killed, since another
-    worker takes its run over."""
+    """Runs the flow as a child process. Exits with the flow's code, or with 0 if the flow was killed, since another
+    worker then takes over the run."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # Not SIG_IGN, which the flow would inherit.
     home, flow_run_id = Home.from_environment(), os.environ["PREFECT__FLOW_RUN_ID"]

@@ -34,7 +34,7 @@ HOOKS = ("_run_on_crashed_hooks", "_run_on_cancellation_hooks")
 
 
 class RefusedError(Exception):
-    """A flow run would start something else than one of our flows."""
+    """Error for a flow run that would start something other than one of our flows."""
 
 
 def wanted_flow(flow: str, flow_run: "FlowRun", deployment: "DeploymentResponse | None") -> Deployment:
@@ -64,7 +64,7 @@ def wanted_flow(flow: str, flow_run: "FlowRun", deployment: "DeploymentResponse 
 
 
 class OwnJob(ProcessJobConfiguration):
-    """The process of a flow run. The server chooses only which of our flows it runs."""
+    """The job of a flow run. The server chooses only which of our flows it runs."""
 
     @classmethod
     async def resolve_for_flow_run(
@@ -100,8 +100,8 @@ class OwnWorker(ProcessWorker):
 
     async def __aenter__(self) -> "OwnWorker":
         """Enters like Prefect's worker, without hooks: to find a flow's hooks, Prefect would load the flow from its
-        deployment's location. Prefect keeps files in `/tmp/runner_storage`, which belongs to its first user; here
-        they are in this user's own directory."""
+        deployment's location. Also moves Prefect's files from `/tmp/runner_storage`, which belongs to its first user,
+        to this user's own directory."""
         await super(ProcessWorker, self).__aenter__()
         runner = Runner(pause_on_shutdown=False, limit=None)
         runner._tmp_dir = local_directory("prefect") / self.name
@@ -113,8 +113,8 @@ class OwnWorker(ProcessWorker):
     async def _submit_run_and_capture_errors(
         self, flow_run: "FlowRun", task_status: "TaskStatus[int | Exception] | None" = None
     ) -> BaseWorkerResult | Exception:
-        """Submits like Prefect's worker, but marks a refused flow run as failed. Prefect would mark it as crashed,
-        and crashed flow runs are retried."""
+        """Submits like Prefect's worker, but marks a refused flow run as failed. Prefect would mark it as crashed, and
+        retry it."""
         try:
             deployment = await self.client.read_deployment(flow_run.deployment_id) if flow_run.deployment_id else None
             wanted_flow((await self.client.read_flow(flow_run.flow_id)).name, flow_run, deployment)

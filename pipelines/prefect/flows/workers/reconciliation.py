@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _ROUND_SECONDS = 5.0
 _STARTING = timedelta(seconds=60)
-"""Most time that a flow takes from the state that its worker sets to the run's lease."""
+"""Longest time between a worker setting a flow run's state and the flow holding the run's lease."""
 _ENDING_SECONDS = 15.0
-"""Most seconds that a flow takes from giving up its lease to reporting its end to the server."""
+"""Longest time in seconds between a flow releasing its lease and reporting its end to the server."""
 _CRASHES = 3
-"""Crashes of a run's flow without a new checkpoint after which the run is left alone."""
+"""Number of crashes of a run's flow, without a new checkpoint, after which the run is not scheduled again."""
 _CRASHED_LATELY = timedelta(hours=1)
-"""Time during which a crashed flow run may be scheduled again."""
+"""Time after a crash during which a flow run may be scheduled again."""
 _CLOCKS = timedelta(seconds=10)
 """Largest difference between the clocks of the server and of a host."""
 _ENDINGS_SECONDS = 15.0
@@ -72,12 +72,12 @@ class Reconciliation:
         self._failed: set[str] = set()
         """Flow runs that could not be settled, each of which was logged once."""
         self._waiting: dict[Path, tuple[int, UUID | None]] = {}
-        """A run's state.json -> its modification time, and the flow run on record if the run has not ended there."""
+        """A run's state.json -> its modification time, and the recorded flow run if the run has not ended on record."""
         self._endings_due = 0.0
         """Monotonic time of the next read of waiting runs."""
 
     def keep_on(self, url: str) -> None:
-        """Compares every few seconds from now on, in a thread that ends with the process."""
+        """Starts a thread that compares every few seconds and ends with the process."""
         threading.Thread(target=self._keep_on, args=(url,), name="reconciliation", daemon=True).start()
 
     def _keep_on(self, url: str) -> None:
@@ -121,7 +121,8 @@ class Reconciliation:
         deliver(client, self._home)  # Last: a message that makes the server fail must not keep runs from resuming.
 
     def _end_stopped(self, client: "SyncPrefectClient", flow: FlowProcess) -> None:
-        """Kills a flow that was stopped (SIGSTOP) and has lost its run, or never took it: its worker takes another."""
+        """Kills a flow that was stopped (SIGSTOP) and has lost its run, or never began it, so that its worker can take
+        another run."""
         from prefect.exceptions import ObjectNotFound
 
         with contextlib.suppress(ObjectNotFound):
@@ -137,7 +138,7 @@ class Reconciliation:
 
     @contextlib.contextmanager
     def _failure_noted(self, name: str, flow_run_id: str) -> Iterator[None]:
-        """Logs the error of a flow run with invalid parameters, record or note, so that the others are still
+        """Logs the error of a flow run with invalid parameters, record or note. The other flow runs are still
         settled."""
         import httpx
 
@@ -151,7 +152,7 @@ class Reconciliation:
                 _log.warning("%s is left as it is: %s", name, error)
 
     def _open_flow_runs(self, client: "SyncPrefectClient", flow: str) -> Iterator["FlowRun"]:
-        """Yields the flow runs of the pool, and of no pool, that have not ended; and those that crashed within the
+        """Yields the flow runs of the pool, and those without a pool, that have not ended or that crashed within the
         last hour."""
         from prefect.client.schemas import filters
         from prefect.client.schemas.objects import StateType
@@ -315,8 +316,8 @@ class Reconciliation:
             end_run(self._home, run_id, ending_of(flow_run), of=str(flow_run.id), watched=True)
 
     def _settle_study(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
-        """Settles a study by the lease that its flow holds. Scheduled again, a study that is done or cancelled ends
-        at once."""
+        """Settles a study by the lease that its flow holds. If a study that is done or cancelled is scheduled again, it
+        ends at once."""
         directory = self._home.study_flow(study_of(flow_run), str(flow_run.id))
         lease, state = newest_lease(directory), state_of(flow_run)
         if lease is None and process is None:
@@ -342,15 +343,14 @@ class Reconciliation:
             schedule_again(client, flow_run, GONE)
 
     def _settle_submission(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
-        """Schedules a scheduled submission again if a worker has claimed and not begun it, or if its process is
-        gone."""
+        """Schedules a cron submission again if a worker has claimed but not begun it, or if its process is gone."""
         state = state_of(flow_run)
         is_lost = state.is_pending() or (state.is_running() and process is not None)
         if is_lost and not (process and process.is_alive) and _age(state) > _STARTING:
             schedule_again(client, flow_run, GONE)
 
     def _is_open(self, client: "SyncPrefectClient", flow_run_id: UUID) -> bool:
-        """Returns whether a flow run still has to be settled, by this worker later or by one of its own pool."""
+        """Returns whether a flow run still has to be settled, later by this worker or by a worker of its own pool."""
         from prefect.exceptions import ObjectNotFound
 
         try:
@@ -369,7 +369,7 @@ def _age(state: "State[Any]") -> timedelta:
 
 
 def _may_settle_by_itself(state: "State[Any]", lease: LeaseRecord | None) -> bool:
-    """Returns whether a flow of another host may have just ended and still report that, or just begun and have no
+    """Returns whether a flow on another host may have just ended and not reported it yet, or just begun and have no
     lease yet."""
     if lease is not None and lease.released and lease.seconds_since_beat < _ENDING_SECONDS:
         return True
@@ -380,8 +380,8 @@ def _may_settle_by_itself(state: "State[Any]", lease: LeaseRecord | None) -> boo
 
 
 def _crashes_again_and_again(run_directory: Path) -> bool:
-    """Returns whether the last flows of a run have all died without giving it back, and without a checkpoint in
-    between."""
+    """Returns whether the last flows of a run have all died without giving the run back, with no new checkpoint between
+    them."""
     leases = map(read_json, sorted((run_directory / "leases").glob("*.json")))
     last = [fields for fields in leases if fields and not fields.get("settles")][-_CRASHES:]
     checkpoints = (run_directory / "checkpoints").glob("step-*")

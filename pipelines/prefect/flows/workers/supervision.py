@@ -20,7 +20,7 @@ from specs.machine.parent import die_with_parent
 _POLL_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 60.0
 _SETTLED_SECONDS = 60.0
-"""Seconds after which a running worker counts as started: its successor is then started at once."""
+"""Seconds after which a running worker counts as started. If it ends later, its successor is started at once."""
 
 
 class WorkerSupervisor:
@@ -28,9 +28,8 @@ class WorkerSupervisor:
 
     def __init__(self, home: Home, command: list[str], environment: dict[str, str], grace: float) -> None:
         """
-        Args:
-            command, environment: of Prefect's worker.
-            grace: seconds that each flow has for its stage to save, once this process is asked to end.
+        Args: command, environment: those of Prefect's worker. grace: seconds that each flow has to save its stage's
+        state after this process is asked to end.
         """
         self._home = home
         self._command = command
@@ -62,7 +61,7 @@ class WorkerSupervisor:
         self._signalled = True
 
     def _flows(self) -> list[FlowProcess]:
-        """Returns the flows that run for this worker, or for an earlier one on this host that was killed."""
+        """Returns the flows that run for this worker, or for a killed predecessor on this host."""
         flows = [flow for flow in flow_processes(self._home) if flow.is_alive]
         return [flow for flow in flows if flow.supervisor == self._identity or flow.is_orphan]
 

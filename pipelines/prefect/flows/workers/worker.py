@@ -48,7 +48,7 @@ def worker_command(name: str, pool: str, limit: int = 1) -> list[str]:
             sys.executable,
             "-P",
             "-m",
-            "pipelines.prefect.server.terse",
+            "pipelines.prefect.server.outage_log",
             "pipelines.prefect.flows.workers.process_worker",
         ),
         *("worker", "start", "--type", "rpg", "--pool", pool, "--name", name, "--limit", str(limit)),
@@ -69,7 +69,8 @@ def worker_environment(home: Home, url: str, name: str, grace: float) -> dict[st
 
 
 def run_worker(home: Home, url: str, pool: str, limit: int, grace: float) -> None:
-    """Executes the pool's flow runs until SIGTERM or SIGINT; then the flows under way save and give their runs back.
+    """Executes the pool's flow runs until SIGTERM or SIGINT. Flows that are running then save their state and give
+    their runs back.
 
     Args:
         limit: most concurrent flow runs.

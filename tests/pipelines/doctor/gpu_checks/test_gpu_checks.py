@@ -166,7 +166,7 @@ def test_packed_rows_that_are_not_kept_apart_are_noticed(bench: Bench, monkeypat
     ("awake", "asleep", "loaded", "failure"),
     [
         (10, 60, 50, ""),
-        (10, 12, 50, "asleep the engine frees only"),
+        (10, 12, 50, "the sleeping engine frees only"),
         (10, 60, 12, "loading weights also reclaims the cache"),
     ],
 )

@@ -15,8 +15,8 @@ import websockets
 from postgres import postgres
 from ruamel.yaml import YAML
 from server_profile import BACKENDS
+from test_api_proxy import FOREIGN, basic, status
 from test_compose import ROOT, filled_in
-from test_door import FOREIGN, basic, status
 from waiting import wait_for
 
 from pipelines.launchers.network import free_port

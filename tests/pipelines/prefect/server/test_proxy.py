@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from guarded import PASSWORD, Server
-from test_door import basic
+from test_api_proxy import basic
 
 from pipelines.home.home import Home
 from pipelines.prefect.server.settings import origins_of, public_url

@@ -36,7 +36,7 @@ def test_an_api_that_is_away_costs_a_line_in_the_log(tmp_path: Path, caplog: pyt
 
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), caplog.at_level(logging.WARNING):
         publish_study(Home(tmp_path), RECORD)
-    assert "the dashboard does not show how far study clips is" in caplog.text
+    assert "the dashboard does not show the progress of study clips" in caplog.text
 
 
 @pytest.mark.more

@@ -239,7 +239,7 @@ def test_text_is_no_parquet(tmp_path: Path) -> None:
         (b'{"prompt": "p", "n": ' + b"7" * 5000 + b"}", "maths.jsonl, line 3: a whole number of 5000 digits"),
         (b'{"prompt": "p", "n": NaN}', "maths.jsonl, line 3: NaN, which JSON does not have"),
         (b'{"prompt": "p", "n": [-Infinity]}', "maths.jsonl, line 3: -Infinity, which JSON does not have"),
-        (b'{"prompt": "p", "n": 1e999}', "maths.jsonl, line 3: 1e999, which no float holds"),
+        (b'{"prompt": "p", "n": 1e999}', "maths.jsonl, line 3: 1e999, which is too large for a float"),
         (b'{"prompt": "p", "prompt": "q"}', 'maths.jsonl, line 3: the key "prompt" twice in one object'),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_column_of_numbers_with_gaps_has_whole_answers(tmp_path: Path) -> None
         ("NaN", "NaN, which JSON does not have; write null or a text"),
         ("Infinity", "Infinity, which JSON does not have; write null or a text"),
         ("-Infinity", "-Infinity, which JSON does not have; write null or a text"),
-        ("1e999", "1e999, which no float holds"),
+        ("1e999", "1e999, which is too large for a float"),
     ],
 )
 def test_a_number_that_is_not_finite_is_no_json(value: str, reason: str, tmp_path: Path) -> None:

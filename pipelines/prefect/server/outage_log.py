@@ -1,6 +1,6 @@
-"""Logs in which an outage is one line.
+"""Shortening of logs: an outage becomes one line.
 
-`python -m pipelines.prefect.server.terse MODULE ARGUMENT...` runs a module with such logs.
+`python -m pipelines.prefect.server.outage_log MODULE ARGUMENT...` runs a module with such logs.
 
 While its database, Redis or the API is away, each part of a Prefect server, and each worker, logs a traceback of a
 hundred lines every few seconds. Any other error keeps its traceback.
@@ -27,12 +27,12 @@ _OUTAGES = (ConnectionError, TimeoutError, socket.gaierror, EOFError)
 _UNREACHED = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 """Error numbers of a plain OSError that mean an unreachable network."""
 _SEVERAL = "Multiple exceptions: "
-"""Start of asyncio's plain OSError if none of a host's addresses answers."""
+"""Beginning of the message of asyncio's plain OSError if none of a host's addresses answers."""
 _LIBRARIES = ("redis", "sqlalchemy", "asyncpg", "httpx", "httpcore", "websockets")
-"""Libraries whose errors are outages."""
+"""Libraries whose errors count as outages."""
 _BY_NAME = rf"(?:\w*(?:Connection|Timeout)\w*Error|(?:socket\.)?gaierror|EOFError|OSError: {_SEVERAL}|asyncio\.)"
 _IN_TEXT = re.compile(rf"^(?:{_BY_NAME}|(?:{'|'.join(_LIBRARIES)})\.)", re.MULTILINE)
-"""The last line of a traceback that was logged as text."""
+"""Pattern of the last line of a traceback that was logged as text."""
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -64,7 +64,7 @@ class _Outages:
 
 
 def install() -> None:
-    """Shortens outages in every logger of this process, and in errors that end the process or a thread, to one line."""
+    """Shortens outages to one line in every logger of this process, and in errors that end the process or a thread."""
     outages, handle = _Outages(), logging.Logger.handle
 
     def handle_tersely(self: logging.Logger, record: logging.LogRecord) -> None:

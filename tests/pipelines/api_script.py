@@ -1,4 +1,4 @@
-"""A script that uses the door in Python: `make check` has mypy read it, as a user's own mypy would read theirs."""
+"""A script that uses the Python API. `make check` type-checks it, as a user would check their own script."""
 
 from pipelines import load
 

@@ -1,4 +1,4 @@
-"""The door of the servers that we start: who comes through it, and what those who have come through may have run."""
+"""The API proxy of our servers: which requests it accepts, and what accepted requests may have run."""
 
 import asyncio
 import base64
@@ -31,7 +31,7 @@ from pipelines.launchers.network import free_port
 from pipelines.prefect.server.api import Services, answers, running_services
 from pipelines.prefect.server.credentials import auth_string
 from pipelines.prefect.server.deployments import EXPERIMENTS
-from pipelines.prefect.server.door import objection
+from pipelines.prefect.server.proxy import objection
 from pipelines.prefect.server.settings import origins_of
 from pipelines.prefect.services.supervisord import Supervisor
 from specs.machine.files import read_json

@@ -1,4 +1,5 @@
-"""The proxy in front of every Prefect API that we start: which requests reach Prefect's application, and as whose.
+"""The proxy in front of every Prefect API that we start. It decides which requests reach Prefect's application, and
+with which password.
 
 Prefect asks for one password. The proxy accepts the people's password and the password of the home's own processes, and
 passes Prefect the one that it was started with, so that the people's password can be changed while the server runs. It
@@ -29,7 +30,7 @@ _RECORD_VARIABLE_PATH = "/api/variables/name/rpg_record"
 
 
 def objection(host: str, origin: str, origins: Collection[str]) -> str:
-    """Returns why a request is rejected, by its headers `Host` and `Origin`; empty if it is accepted.
+    """Returns why a request's headers `Host` and `Origin` make it unacceptable; empty if it is accepted.
 
     Args:
         origin: empty if the request has none, like a program's request.
@@ -52,15 +53,13 @@ def _name(address: str) -> str:
         return ""
 
 
-class Door:
+class ApiProxy:
     """Prefect's application behind the API proxy."""
 
     def __init__(self, app: ASGIApp, home: Home, origins: Collection[str], shown: str) -> None:
         """
-        Args:
-            app: Prefect's.
-            origins: origins of pages that may send requests.
-            shown: the auth string that Prefect's application asks for.
+        Args: app: Prefect's application. origins: origins of pages that may send requests. shown: the auth string that
+        Prefect's application requires.
         """
         self._app = app
         self._origins = origins
@@ -92,7 +91,8 @@ class Door:
         return {**scope, "headers": [*others, (b"authorization", header_with(self._shown).encode())]}
 
     def _with_known_token(self, receive: Receive) -> Receive:
-        """Replaces an accepted password in the first message of a client of Prefect's web sockets by Prefect's own."""
+        """Replaces an accepted password, in the first message of a web socket's client, by the one that Prefect
+        requires."""
         is_first = True
 
         async def receive_known() -> Message:
@@ -119,11 +119,11 @@ async def _turn_away(scope: Scope, receive: Receive, send: Send, reason: str) ->
     await PlainTextResponse(reason, 403)(scope, receive, send)
 
 
-def behind_door(app: ASGIApp) -> ASGIApp:
+def behind_proxy(app: ASGIApp) -> ASGIApp:
     """Returns Prefect's application behind the home's API proxy, with the settings of the process's environment.
 
     Raises:
         KeyError: the environment has no password, or no origins.
     """
     origins, shown = os.environ[ORIGINS_VARIABLE].split(","), os.environ[SERVER_AUTH_VARIABLE]
-    return Door(app, Home.from_environment(), origins, shown)
+    return ApiProxy(app, Home.from_environment(), origins, shown)

@@ -16,9 +16,9 @@ from pipelines.prefect.server.settings import server_environment
 PROGRAM = """
 import logging
 import traceback
-from pipelines.prefect.server import terse
+from pipelines.prefect.server import outage_log
 
-terse.install()
+outage_log.install()
 logging.basicConfig(format="%(name)s: %(message)s")
 for part in ("events", "queue", "events"):
     try:
@@ -59,9 +59,9 @@ def test_an_outage_is_one_line_once_a_minute_and_another_error_keeps_its_traceba
 
 FAULTS = """
 import logging
-from pipelines.prefect.server import terse
+from pipelines.prefect.server import outage_log
 
-terse.install()
+outage_log.install()
 try:
     open("/no/such/file")
 except OSError:
