@@ -59,6 +59,7 @@ function wrapped(title, width) {
 // Draws a chart by its description; again after a change of that.
 async function embed(chart) {
   chart.view?.finalize();
+  chart.isFilled = false;
   const spec = { ...chart.spec, title: wrapped(chart.spec.title, chart.place.clientWidth) };
   ({ view: chart.view } = await vegaEmbed(chart.place, spec, { ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip: () => {} }));
   for (const type of ["pointermove", "click"]) chart.view.addEventListener(type, (event, item) => follow(chart, event, item));

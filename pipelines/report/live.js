@@ -127,6 +127,8 @@ async function redraw(chart, ends) {
   chart.lines = named({ lines });
   chart.spec.datasets.lines = visible;
   chart.view.signal("x0", ends[0]).signal("x1", ends[1]).data("lines", lines.map((line, id) => ({ ...line, id })));
+  if (!chart.isFilled) chart.view.resize();  // the axes of an empty chart took less room
+  chart.isFilled = lines.length > 0;
   await chart.view.runAsync();
 }
 

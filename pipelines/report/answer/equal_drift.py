@@ -52,7 +52,7 @@ def gains_at_equal_drift(
             levels[dataset], at_level[dataset] = found
     together = any(len(run.spec.data.train) > 1 for run in runs)
     compared = answers(groups, at_level, confidence=confidence, clusters=clusters, graded=graded, together=together)
-    return [_named(answer, levels[answer.dataset]) for answer in compared if answer.verdict]
+    return [_named(answer, levels[answer.dataset], groups[0].key) for answer in compared if answer.verdict]
 
 
 def at_equal_drift(evaluated: BySteps, drift: BySteps) -> tuple[float, BySteps] | None:
@@ -95,14 +95,14 @@ def _scores_at(level: float, path: Sequence[tuple[int, float]], scores: Mapping[
     }
 
 
-def _named(answer: Answer, level: float) -> Answer:
+def _named(answer: Answer, level: float, key: str) -> Answer:
     """Returns the answer with the drift in its words."""
     assert answer.verdict is not None
     at = f"at {MEASURE} {level:.3g}"
-    measure = f"{answer.measure} {at}"
+    measure, by = f"{answer.measure} {at}", f", by {key}" * bool(key)
     return replace(
         answer,
         measure=measure,
         outcomes=tuple(replace(outcome, measure=measure) for outcome in answer.outcomes),
-        sentences=(f"On {answer.dataset} {at}, interpolated: {answer.verdict.text}", *answer.sentences[1:]),
+        sentences=(f"On {answer.dataset} {at}, interpolated{by}: {answer.verdict.text}", *answer.sentences[1:]),
     )

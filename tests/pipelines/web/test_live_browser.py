@@ -69,6 +69,10 @@ def test_seeds_are_a_band_with_the_interval_of_the_reports_or_lines(browser: Bro
         page = visited.page
         open_live(page, f"{address}/live?of=sums")
         assert page.evaluate("[...shown.keys()]")[:4] == ["mean@8 on two-terms", "reward/mean", "kl/reverse", "entropy"]
+        left = "(all) => all.map((each) => each.getBoundingClientRect().left)"
+        texts, charts = (page.locator(f"#charts {what}").evaluate_all(left) for what in ("svg text", "svg"))
+        assert min(texts) > min(charts) - 1, "titles and axes are not cut"
+        expect(page.locator("#key")).to_have_text("clip.high")
         band, *others = lines(page)
         assert band["line"] == "0.1"
         for step in (0, 17, 59):
