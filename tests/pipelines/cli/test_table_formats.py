@@ -86,7 +86,10 @@ def test_a_table_of_results_says_the_same_in_every_form(
     elif whole_answer:
         assert {"groups", "answer", "accuracy"} <= json.loads(told).keys()
     else:
-        assert [[cell.strip() for cell in row] for row in cells(told, kind)] == of_csv
+        header, *rows = ([cell.strip() for cell in row] for row in cells(told, kind))
+        # A paper's table names the field in which groups differ; a program's has the same columns for every question.
+        field = "group" if kind is TableFormat.csv or verb == "report of a run" else "clip.high"
+        assert [header, *rows] == [[field if name == "group" else name for name in of_csv[0]], *of_csv[1:]]
 
 
 @pytest.mark.more
