@@ -53,7 +53,7 @@ def test_without_a_gpu_it_says_so_in_a_line_and_exits_1(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stdout == ""
     [line] = result.stderr.splitlines()
-    assert line.startswith("no GPU is here")
+    assert line.startswith("this machine has no GPU")
     assert "run it on a GPU node" in line
     assert not any(tmp_path.iterdir())
 
