@@ -104,5 +104,5 @@ def _named(answer: Answer, level: float, key: str) -> Answer:
         answer,
         measure=measure,
         outcomes=tuple(replace(outcome, measure=measure) for outcome in answer.outcomes),
-        sentences=(f"On {answer.dataset} {at}, interpolated{by}: {answer.verdict.text}", *answer.sentences[1:]),
+        sentences=(f"On {answer.dataset} {at}, interpolated with drift taken as known{by}: {answer.verdict.text}", *answer.sentences[1:]),
     )

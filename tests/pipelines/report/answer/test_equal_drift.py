@@ -100,7 +100,9 @@ def test_a_comparison_tells_apart_arms_that_end_equal_at_unequal_drift(home: Hom
     (answer,) = comparison.equal_drift
     assert answer.verdict is not None
     assert answer.verdict.best == "0.1"
-    assert answer.text.startswith("On two-terms at drift/reverse 0.1, interpolated, by clip.high: 0.1 is best")
+    assert answer.text.startswith(
+        "On two-terms at drift/reverse 0.1, interpolated with drift taken as known, by clip.high: 0.1 is best"
+    )
     cheap, dear = answer.outcomes
     ends = [outcome.after.value for outcome in comparison.outcomes]
     assert cheap.after.value == pytest.approx(ends[0]), "its last evaluation is at this drift"
@@ -114,9 +116,14 @@ def test_the_command_and_the_report_show_gains_at_equal_drift(home: Home, monkey
     monkeypatch.setenv("RPG_HOME", str(home.root))
     result = CliRunner().invoke(app, ["compare", "sums"])
     assert result.exit_code == 0, result.output
-    assert "On two-terms at drift/reverse 0.1, interpolated, by clip.high: 0.1 is best" in result.output
+    assert (
+        "On two-terms at drift/reverse 0.1, interpolated with drift taken as known, by clip.high: 0.1 is best"
+        in result.output
+    )
     assert "gain at drift/reverse 0.1 two-terms" in result.output
     as_table = CliRunner().invoke(app, ["compare", "sums", "--format", "csv"]).output
     assert "accuracy at drift/reverse 0.1 two-terms" in as_table
     page = write_experiment_report(home, "sums").read_text()
-    assert "On two-terms at drift/reverse 0.1, interpolated, by clip.high: 0.1 is best" in page
+    assert (
+        "On two-terms at drift/reverse 0.1, interpolated with drift taken as known, by clip.high: 0.1 is best" in page
+    )
