@@ -458,6 +458,7 @@ study.yaml: this is a study, not an experiment
 study.yaml:3: parameters[objective.clip.low]: the lower end must come first
     3 | parameters: {objective.clip.low: {float: [0.3, 0.1]}}
   given: [0.3, 0.1]    allowed: [low, high]
+  hint: write [0.1, 0.3]
 1 error; nothing was run
 """,
     ),
