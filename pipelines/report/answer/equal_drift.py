@@ -100,9 +100,10 @@ def _named(answer: Answer, level: float, key: str) -> Answer:
     assert answer.verdict is not None
     at = f"at {MEASURE} {level:.3g}"
     measure, by = f"{answer.measure} {at}", f", by {key}" * bool(key)
+    said = f"On {answer.dataset} {at}, interpolated with drift taken as known{by}: {answer.verdict.text}"
     return replace(
         answer,
         measure=measure,
         outcomes=tuple(replace(outcome, measure=measure) for outcome in answer.outcomes),
-        sentences=(f"On {answer.dataset} {at}, interpolated with drift taken as known{by}: {answer.verdict.text}", *answer.sentences[1:]),
+        sentences=(said, *answer.sentences[1:]),
     )
