@@ -24,7 +24,7 @@ _NEW = re.compile(r"^(?:(?:mkdir|link)(?:at)?\(.* = 0$|(?:open(?:at)?)\(.*O_CREA
 _AT = re.compile(r"(?:AT_FDCWD|\d+)<([^<>]*)>, \"((?:[^\"\\]|\\.)*)\"")
 _PATH = re.compile(r"\"(/(?:[^\"\\]|\\.)*)\"")
 _UNGUESSABLE = re.compile(
-    r"(?:tmp|pymp-|listener-|sem\.(?:joblib|loky)-\d+-|rpg-[a-z]+-)?[a-z0-9_]{8}(?:prefect)?(?:\.\w+)?"  # tempfile, loky
+    r"(?:tmp|pymp-|listener-|sem\.(?:joblib|loky)-\d+-|rpg-[a-z]+-)?[a-z0-9_]{8}(?:prefect)?(?:\.\w+)?"  # tempfile
     r"|etilqs_[0-9a-f]{15,16}"  # SQLite
     r"|cc[A-Za-z0-9]{6}(?:\.\w+)+"  # GCC
     r"|rpg-slot-.+@[0-9a-f]{16}\.lock"
