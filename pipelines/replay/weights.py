@@ -82,9 +82,8 @@ class KeptWeights:
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        device = device_at_hand(
-            self.experiment.resources
-        )  # a run of a machine with GPUs may be replayed on one without
+        # A run of a machine with GPUs may be replayed on one without.
+        device = device_at_hand(self.experiment.resources)
         return KeptPolicy.load(self.base, self.after(step), now, device, with_reference=with_reference)
 
 

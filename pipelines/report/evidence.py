@@ -192,15 +192,16 @@ def distinct(home: Home, found: Sequence[tuple[str, Sequence[Group]]]) -> list[G
     elif len(found) > 1:
         keys = {group.key for group in groups} if all(len(of_name) > 1 for _, of_name in found) else {""}
         key = min(keys) if len(keys) == 1 else ""
-        groups = [
-            group
-            if is_run
-            else Group(name, group.runs)
-            if len(of_name) == 1
-            else Group(f"{name}: {group.label if key else group.named}", group.runs, key)
-            for is_run, (name, of_name) in zip(of_runs, found, strict=True)
-            for group in of_name
-        ]
+        groups = []
+        for is_run, (name, of_name) in zip(of_runs, found, strict=True):
+            if is_run:
+                groups += of_name
+            elif len(of_name) == 1:
+                groups.append(Group(name, of_name[0].runs))
+            else:
+                labels = [group.label if key else group.named for group in of_name]
+                pairs = zip(labels, of_name, strict=True)
+                groups += [Group(f"{name}: {label}", group.runs, key) for label, group in pairs]
     counts = Counter(group.label for group in groups)
     if len(counts) == len(groups):
         return groups

@@ -238,6 +238,17 @@ EACH_STEP = TRAINING | {"minibatches": 1, "checkpoint": {"every_steps": 1, "keep
 """One update a step, at the weights of a checkpoint."""
 
 
+def with_two_minibatches(home: Home, directory: Path) -> Home:
+    """Returns a copy of a home whose run claims to have made two updates a step."""
+    shutil.copytree(home.root.parent, directory, dirs_exist_ok=True)
+    copy = Home(directory / "home")
+    spec = copy.run("tiny") / "spec.json"
+    settings = json.loads(spec.read_text())
+    settings["training"]["minibatches"] = 2
+    spec.write_text(json.dumps(settings))
+    return copy
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return recorded(tmp_path_factory.mktemp("kept"), PLAIN | {"training": EACH_STEP | {"entropy_coef": 0.05}})
@@ -283,12 +294,7 @@ def test_gradients_are_linear_in_the_coefficient_of_the_divergence(kept: Home) -
 
 def test_the_gradient_of_a_step_is_the_mean_of_its_updates_gradients(kept: Home, tmp_path: Path) -> None:
     """Two halves of a step have equally many responses: the mean of their means over responses is that of the step."""
-    shutil.copytree(kept.root.parent, tmp_path, dirs_exist_ok=True)
-    halved = Home(tmp_path / "home")
-    spec = halved.run("tiny") / "spec.json"
-    settings = json.loads(spec.read_text())
-    settings["training"]["minibatches"] = 2
-    spec.write_text(json.dumps(settings))
+    halved = with_two_minibatches(kept, tmp_path)
     by_response = ["objective.aggregation=sequence_mean"]
     (one,), (two,) = (replays_of(home, (), by_response, gradients=Moment.start) for home in (kept, halved))
     assert one.gradients

@@ -12,7 +12,7 @@ from pipelines.cli import app
 from pipelines.home.home import Home
 from pipelines.replay.gradients import Moment
 from pipelines.replay.weights import NoWeightsError
-from tests.pipelines.replay.test_replay import EACH_STEP, metrics_of, recorded, replays_of
+from tests.pipelines.replay.test_replay import EACH_STEP, metrics_of, recorded, replays_of, with_two_minibatches
 
 SUMMED = {"type": "rpg", "kl_coef": 0.5, "divergence": "reverse", "kl": "full", "level": "to_go"}
 MOVES = {"source": "snapshot", "update": {"ema_decay": 0.5}}
@@ -88,12 +88,7 @@ def test_an_objective_with_a_sum_is_replayed_at_the_steps_whose_weights_are_kept
 
 
 def test_the_weights_within_a_step_of_several_updates_are_not_kept(summed: Home, tmp_path: Path) -> None:
-    shutil.copytree(summed.root.parent, tmp_path, dirs_exist_ok=True)
-    home = Home(tmp_path / "home")
-    spec = home.run("tiny") / "spec.json"
-    settings = json.loads(spec.read_text())
-    settings["training"]["minibatches"] = 2
-    spec.write_text(json.dumps(settings))
+    home = with_two_minibatches(summed, tmp_path)
     with pytest.raises(NoWeightsError, match="2 updates a step by adamw, and not one by adamw"):
         replays_of(home)
     assert len(replays_of(home, ["{type: grpo}"])[0].steps) == 3

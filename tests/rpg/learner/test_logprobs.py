@@ -76,10 +76,18 @@ DIVERGENCES = get_args(Divergence)
 @pytest.mark.parametrize("chunk", [None, 5])
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("extra", [0, 4])
+@pytest.mark.parametrize("long_row", [0, 10**6])
 def test_divergences_over_the_vocabulary_have_the_values_and_gradients_of_the_plain_way(
-    divergence: Divergence, chunk: int | None, entropy_gradient: bool, extra: int
+    divergence: Divergence,
+    chunk: int | None,
+    entropy_gradient: bool,
+    extra: int,
+    long_row: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`extra`: tokens that only the reference has, whose hidden states have another size too."""
+    """`extra`: tokens that only the reference has, whose hidden states have another size too. `long_row`: number of
+    columns from which rows are multiplied one after the other."""
+    monkeypatch.setattr("rpg.learner.logprobs._LONG_ROW", long_row)
     hidden, weight, bias, targets = inputs()
     generator = torch.Generator().manual_seed(4)
     shapes = ((TOKENS, HIDDEN + extra), (VOCABULARY + extra, HIDDEN + extra), (VOCABULARY + extra,))
