@@ -41,7 +41,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def updates(tmp_path_factory: pytest.TempPathFactory, alone: list[str], together: list[str]) -> Path:
     """Makes the updates of cases on one rank, and of others on two."""
-    inputs, out = tmp_path_factory.mktemp("inputs"), tmp_path_factory.mktemp("results")
+    out = tmp_path_factory.mktemp("results")
+    inputs = out / "inputs"
     make_inputs(inputs)
     command = [sys.executable, "-m", "tests.rpg.learner_worker", str(inputs), str(out)]
     processes = [start([*command, *alone])]
@@ -61,7 +62,7 @@ def worst(results: Path, case: str, other: str) -> float:
 def test_the_updates_move_every_tensor(results: Path) -> None:
     import safetensors.numpy
 
-    base = safetensors.numpy.load_file(next(results.parent.glob("inputs*/base/model.safetensors")))
+    base = safetensors.numpy.load_file(results / "inputs/base/model.safetensors")
     trained = np.load(results / "plainx1.npz")
     assert all(np.linalg.norm(trained[name] - base[name]) > 1e-4 for name in base)
 
@@ -111,7 +112,7 @@ def test_ranks_that_add_up_gradients_of_bfloat16_in_float32_do_what_one_rank_doe
 def test_only_adapted_weights_move(results: Path) -> None:
     import safetensors.numpy
 
-    base = safetensors.numpy.load_file(next(results.parent.glob("inputs*/base/model.safetensors")))
+    base = safetensors.numpy.load_file(results / "inputs/base/model.safetensors")
     trained = np.load(results / "0:float32:60:lorax1.npz")
     for name, weight in base.items():
         adapted = any(target in name for target in ("q_proj", "v_proj", "down_proj"))
