@@ -57,7 +57,7 @@ def full(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     from rpg.learner.logprobs import Compared, token_divergences
 
     compared = Compared("reverse", hidden.detach().roll(1, 0), weight.detach(), None)
-    logprobs, _, state = token_divergences(hidden, weight, targets, compared)
+    logprobs, _, state, _ = token_divergences(hidden, weight, targets, compared)
     return logprobs + state.value
 
 

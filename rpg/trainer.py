@@ -288,7 +288,8 @@ class Trainer:
 
         The first minibatch's old logprobs are left out if its first training pass computes them. If the spec trusts the
         sampler, or an earlier policy sampled, old logprobs are the sampler's own. If a divergence is summed over
-        tokens, the ledger keeps the reference's distributions too.
+        tokens, the ledger keeps the reference's distributions too. Over the vocabulary, they give the reference's
+        logprobs in the training passes.
 
         Returns:
             The minibatches, with the counts of experts if their load is balanced.
@@ -307,12 +308,10 @@ class Trainer:
         if self.components.reference:
             with self.components.reference.passes(self.components.learner.passes) as passes:
                 for batch in batches:
-                    ledger.write(batch, ref_logprobs=self.reference_logprobs(passes, batch, ledger))
+                    self.write_reference(passes, batch, ledger)
         elif self.describes_sampler:
             for batch in batches:
-                logprobs = self.reference_logprobs(self.components.learner.passes, batch, ledger)
-                if not from_sampler:
-                    ledger.write(batch, old_logprobs=logprobs)
+                self.write_reference(self.components.learner.passes, batch, ledger)
         return minibatches
 
     @property
@@ -320,18 +319,29 @@ class Trainer:
         """Returns whether the distributions of the policy that sampled are those of the reference."""
         return self.components.reference is None and self.spec.objective.summed_over != "sampled"
 
-    def reference_logprobs(self, passes: Passes, batch: Microbatch, ledger: TokenLedger) -> Tensor:
-        """Returns the reference's logprobs, and keeps its distributions if a divergence is summed over them."""
+    def write_reference(self, passes: Passes, batch: Microbatch, ledger: TokenLedger) -> None:
+        """Writes the reference's logprobs, or its distributions if a divergence is summed over them."""
         objective = self.spec.objective
         if objective.summed_over == "sampled":
-            return passes.logprobs(batch)[0]
+            self.write_ref_logprobs(batch, passes.logprobs(batch)[0], ledger)
+            return
         if ledger.reference is None:
             changes = self.describes_sampler and self.training.lora is None
             copies = changes or self.training.zero_stage == 3  # there the head is whole only within a pass
             ledger.reference = ReferenceTable(len(ledger.columns["logprobs"]), copies_head=copies)
         logprobs, rows = passes.described(batch, objective.top_k, self.components.learner.passes.vocabulary)
         ledger.reference.write(batch, rows)
-        return logprobs
+        self.write_ref_logprobs(batch, logprobs, ledger)
+
+    def write_ref_logprobs(self, batch: Microbatch, logprobs: Tensor | None, ledger: TokenLedger) -> None:
+        """Writes the reference's logprobs, if they are given. If the policy that sampled is the reference, they are the
+        old ones, unless the sampler gives those."""
+        if logprobs is None:
+            return
+        if self.components.reference:
+            ledger.write(batch, ref_logprobs=logprobs)
+        elif not self.spec.rollout.gives_old_logprobs:
+            ledger.write(batch, old_logprobs=logprobs)
 
     def expert_counts(self, minibatch: Minibatch, ledger: TokenLedger) -> Tensor:
         """Returns how many tokens, over all ranks, the policy routes to each expert. The same passes compute the old
@@ -409,7 +419,8 @@ class Trainer:
         objective = self.spec.objective
         if ledger.reference and isinstance(objective, RegularizedObjective):
             passes, rows = self.components.learner.passes, ledger.reference.read(batch)
-            logprobs, entropies, state = passes.compared(batch, objective.divergence, rows)
+            logprobs, entropies, state, ref_logprobs = passes.compared(batch, objective.divergence, rows)
+            self.write_ref_logprobs(batch, ref_logprobs, ledger)
         else:
             logprobs, entropies = self.components.learner.logprobs(batch)
         if gives_old:

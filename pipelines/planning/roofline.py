@@ -133,7 +133,8 @@ def step_seconds(experiment: Experiment, shape: ModelShape) -> StepSeconds:
     summed = experiment.objective.summed_over
     # If the policy that sampled is the reference, its distributions give the old logprobs too.
     if experiment.reference.source != "behaviour" or (summed != "sampled" and experiment.rollout.gives_old_logprobs):
-        logprobs += seconds_of(teacher_shape(experiment) or shape).forward
+        head = 0 if summed == "full" else response / length  # compared in the update, which computes its logits
+        logprobs += seconds_of(teacher_shape(experiment) or shape, responses=head).forward
     compared = _compared(teacher_shape(experiment) or shape) * response / length if summed == "full" else 0.0
     weights = 0 if training.lora else shape.parameters  # adapters are few
     passes = max(training.minibatches, math.ceil(tokens / training.microbatch_tokens))

@@ -83,9 +83,9 @@ def token_divergences(
     bias: Tensor | None = None,
     chunk: int | None = None,
     entropy_gradient: bool = False,
-) -> tuple[Tensor, Tensor, StateDivergence]:
-    """Returns the results of `token_logprobs`, and the divergence from the reference over the whole vocabulary at each
-    token's state.
+) -> tuple[Tensor, Tensor, StateDivergence, Tensor]:
+    """Returns the results of `token_logprobs`, the divergence from the reference over the whole vocabulary at each
+    token's state, and the reference's logprobs of the targets (constant), [tokens].
 
     The logits of both policies are held for a chunk of tokens at a time, and computed again in the backward pass.
 
@@ -94,10 +94,10 @@ def token_divergences(
     size = _chunk(hidden, weight, targets, chunk)
     apply: Callable[..., tuple[Tensor, ...]] = _TokenLogprobs.apply
     given = hidden, weight, bias, targets, temperature, size, False, compared
-    logprobs, entropy, value, reverse, forward = apply(*given)
+    logprobs, entropy, value, reverse, forward, ref_logprobs = apply(*given)
     outside = torch.zeros_like(targets, dtype=torch.bool)
     state = StateDivergence(value, reverse, forward, outside)
-    return logprobs, entropy if entropy_gradient else entropy.detach(), state
+    return logprobs, entropy if entropy_gradient else entropy.detach(), state, ref_logprobs
 
 
 @torch.no_grad()
@@ -191,7 +191,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 )
                 continue
             if comparison:
-                comparison.prepare(part, powers)
+                comparison.prepare(part, targets[part], powers)
             shifted, exponentials, highest = _shifted(_logits(block, hidden[part], head, bias, temperature), powers)
             total = exponentials.sum(-1)
             normaliser[part] = highest + total.log()
@@ -208,8 +208,9 @@ class _TokenLogprobs(torch.autograd.Function):
         if comparison is None:
             return logprobs, entropy
         comparison.free()
-        ctx.mark_non_differentiable(comparison.reverse, comparison.forward)
-        return logprobs, entropy, comparison.value, comparison.reverse, comparison.forward
+        constant = comparison.reverse, comparison.forward, comparison.ref_logprobs
+        ctx.mark_non_differentiable(*constant)
+        return logprobs, entropy, comparison.value, *constant
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -273,11 +274,11 @@ class _Comparison:
         def of_tokens() -> Tensor:
             return hidden.new_empty(len(hidden), dtype=self._wide)
 
-        self.value, self.reverse, self.forward = of_tokens(), of_tokens(), of_tokens()
+        self.value, self.reverse, self.forward, self.ref_logprobs = (of_tokens() for _ in range(4))
         self._normaliser, self._inner, self._mass = of_tokens(), of_tokens(), of_tokens()
         self._block: Tensor | None = None
 
-    def prepare(self, part: slice, powers: Tensor) -> None:
+    def prepare(self, part: slice, targets: Tensor, powers: Tensor) -> None:
         """Computes log π_ref of a chunk in the same way as the policy's, so that equal policies have equal bits.
         `powers` is scratch space."""
         logits = self._logits(part)
@@ -287,6 +288,7 @@ class _Comparison:
         log_total = exponentials.sum(-1).log()
         self._normaliser[part] = highest + log_total
         shifted.sub_(log_total[:, None])
+        self.ref_logprobs[part] = shifted.gather(1, targets[:, None])[:, 0]
 
     def add(self, part: slice, log_p: Tensor, exponentials: Tensor, total: Tensor) -> None:
         """Computes the divergences of a chunk from log π and π times `total` [chunk, vocabulary]. Overwrites

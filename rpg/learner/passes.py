@@ -112,19 +112,19 @@ class Passes:
         logprobs, _ = self._policy(input_ids, sources, targets, 1.0)
         return logprobs  # type: ignore[no-any-return]
 
-    def described(self, batch: Microbatch, top_k: int, vocabulary: int) -> tuple[Tensor, ReferenceRows]:
-        """Returns logprobs [n], and this model's distributions: its most likely tokens among the first `vocabulary`
-        ones, or hidden states if `top_k` is 0."""
+    def described(self, batch: Microbatch, top_k: int, vocabulary: int) -> tuple[Tensor | None, ReferenceRows]:
+        """Returns this model's distributions: its most likely tokens among the first `vocabulary` ones, preceded by the
+        logprobs of the batch's tokens [n]; or None and the hidden states if `top_k` is 0."""
         logprobs, *rows = self._whole(batch, describes=(top_k, vocabulary))
         return logprobs, ReferenceRows(*rows)
 
     def compared(
         self, batch: Microbatch, divergence: Divergence, rows: ReferenceRows
-    ) -> tuple[Tensor, Tensor, StateDivergence]:
-        """Returns the results of `logprobs`, and the policy's divergence from these rows at each state, differentiable.
-        [n]"""
-        logprobs, entropies, *state = self._whole(batch, compares=(divergence, rows))
-        return logprobs, entropies, StateDivergence(*state)
+    ) -> tuple[Tensor, Tensor, StateDivergence, Tensor | None]:
+        """Returns the results of `logprobs`; the policy's divergence from these rows at each state, differentiable;
+        and, if the rows are hidden states, the logprobs of the tokens under them. [n] each"""
+        logprobs, entropies, *state, ref_logprobs = self._whole(batch, compares=(divergence, rows))
+        return logprobs, entropies, StateDivergence(*state), ref_logprobs
 
     def _whole(self, batch: Microbatch, **wanted: Any) -> Any:
         """Returns the policy's values of a pass over rows that ranks do not share."""

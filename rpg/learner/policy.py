@@ -66,8 +66,10 @@ class Policy(nn.Module):
             own_logits: for a check: return logprobs from the model's own logits without noise, and instead of the
                 entropies the rounding error of the largest logit, nats. []
             describes: return the fields of `ReferenceRows` instead of the entropies, for a later comparison. (k, v) are
-                the k most likely ones of the first v tokens, (0, v) the hidden states and the output head.
-            compares: return the fields of `StateDivergence` as well: the policy's divergence from these rows.
+                the k most likely ones of the first v tokens, (0, v) the hidden states and the output head. (0, v)
+                computes no logits and returns None instead of the logprobs.
+            compares: return the fields of `StateDivergence` as well, the policy's divergence from these rows, and the
+                logprobs of `targets` under the rows; None if these are of the most likely tokens.
         """
         if own_logits:
             return self._own_logprobs(input_ids, sources, targets)
@@ -108,14 +110,13 @@ class Policy(nn.Module):
         temperature: float,
         bias: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        """Returns logprobs, and the fields of `ReferenceRows`."""
+        """Returns logprobs, or None with hidden states, and the fields of `ReferenceRows`."""
         if top_k:
             logprobs, ids, likeliest = likeliest_tokens(
                 hidden, weight, targets, top_k, temperature=temperature, bias=bias, vocabulary=vocabulary
             )
             return logprobs, likeliest, ids, None, None
-        logprobs, _ = token_logprobs(hidden, weight, targets, temperature=temperature, bias=bias, kernel=False)
-        return logprobs, hidden.detach(), None, weight.detach(), None if bias is None else bias.detach()
+        return None, hidden.detach(), None, weight.detach(), None if bias is None else bias.detach()
 
     @staticmethod
     def _compared(
@@ -126,16 +127,17 @@ class Policy(nn.Module):
         rows: ReferenceRows,
         **head: Any,
     ) -> tuple[Tensor | None, ...]:
-        """Returns logprobs, entropies, and the fields of `StateDivergence`."""
+        """Returns logprobs, entropies, the fields of `StateDivergence`, and the reference's logprobs if it has all."""
+        ref_logprobs = None
         if rows.weight is not None:
             compared = Compared(divergence, rows.values, rows.weight, rows.bias)
-            logprobs, entropies, state = token_divergences(hidden, weight, targets, compared, **head)
+            logprobs, entropies, state, ref_logprobs = token_divergences(hidden, weight, targets, compared, **head)
         else:
             assert rows.ids is not None
             every, entropies = token_logprobs(hidden, weight, torch.cat([targets[:, None], rows.ids], 1), **head)
             outside = (rows.ids != targets[:, None]).all(1)
             logprobs, state = every[:, 0], over_tokens(divergence, every[:, 1:], rows.values, outside)
-        return logprobs, entropies, state.value, state.reverse, state.forward, state.outside
+        return logprobs, entropies, state.value, state.reverse, state.forward, state.outside, ref_logprobs
 
     def _own_logprobs(self, input_ids: Tensor, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         was_training = self.model.training

@@ -62,7 +62,7 @@ def parameter_gradient(
             state = None
             if over := sum_of(experiment.objective):
                 rows = references[over[1]].read(batch)
-                logprobs, entropies, state = kept.passes.compared(batch, over[0], rows)
+                logprobs, entropies, state, _ = kept.passes.compared(batch, over[0], rows)
             else:
                 logprobs, entropies = kept.passes.logprobs(batch)
             live = replace(tokens, logprobs=batch.spread(logprobs), state=state and state.each(batch.spread))

@@ -116,7 +116,7 @@ def summed_states(
         found[divergence, top_k] = states
         for minibatch in kept.minibatches(recorded, experiment):
             for batch in filter(lambda each: each.counts, minibatch.passes):
-                logprobs, _, state = kept.passes.compared(batch, divergence, references[top_k].read(batch))
+                logprobs, _, state, _ = kept.passes.compared(batch, divergence, references[top_k].read(batch))
                 places = batch.tokens.cpu()
                 for column in ("value", "reverse", "forward", "outside"):
                     getattr(states, column)[places] = getattr(state, column).cpu()

@@ -92,7 +92,7 @@ def test_divergences_over_the_vocabulary_have_the_values_and_gradients_of_the_pl
     generator = torch.Generator().manual_seed(4)
     shapes = ((TOKENS, HIDDEN + extra), (VOCABULARY + extra, HIDDEN + extra), (VOCABULARY + extra,))
     compared = Compared(divergence, *(torch.randn(each, generator=generator, dtype=torch.float64) for each in shapes))
-    logprobs, entropy, state = token_divergences(
+    logprobs, entropy, state, ref_logprobs = token_divergences(
         hidden, weight, targets, compared, temperature=0.7, bias=bias, chunk=chunk, entropy_gradient=entropy_gradient
     )
     assert compared.bias is not None
@@ -102,6 +102,8 @@ def test_divergences_over_the_vocabulary_have_the_values_and_gradients_of_the_pl
     assert torch.allclose(state.value, expected, atol=1e-13)
     assert torch.allclose(state.reverse, summed("unnormalized_reverse", policy, reference))
     assert torch.allclose(state.forward, summed("unnormalized_forward", policy, reference))
+    assert torch.allclose(ref_logprobs, reference.gather(1, targets[:, None])[:, 0], rtol=1e-12)
+    assert not ref_logprobs.requires_grad
     steps = torch.arange(TOKENS, dtype=torch.float64).cos()
     share = 0.3 if entropy_gradient else 0.0
     plain_logprobs, plain_entropy = plain(hidden, weight, bias, targets, 0.7)
@@ -117,7 +119,10 @@ def test_a_policy_that_is_the_reference_has_neither_divergence_nor_gradient_in_a
     generator = torch.Generator().manual_seed(5)
     hidden, weight = (torch.randn(64, 128, generator=generator).requires_grad_() for _ in range(2))
     compared = Compared(divergence, hidden.detach(), weight.detach(), None)
-    _, _, state = token_divergences(hidden, weight, torch.arange(64), compared, temperature=0.7, chunk=10)
+    logprobs, _, state, ref_logprobs = token_divergences(
+        hidden, weight, torch.arange(64), compared, temperature=0.7, chunk=10
+    )
+    assert torch.equal(ref_logprobs, logprobs)
     assert not any(values.any() for values in (state.value, state.reverse, state.forward))
     assert not any(gradient.any() for gradient in torch.autograd.grad(state.value.sum(), (hidden, weight)))
 
@@ -131,7 +136,7 @@ def test_a_comparison_holds_as_many_blocks_of_logits_as_the_plan_counts(divergen
     hidden.requires_grad_()
     with PeakMemory([hidden, weight, *reference]) as memory:
         compared = Compared(divergence, *reference, None)
-        logprobs, _, state = token_divergences(hidden, weight, torch.arange(64), compared, chunk=32)
+        logprobs, _, state, _ = token_divergences(hidden, weight, torch.arange(64), compared, chunk=32)
         (logprobs.sum() + state.value.sum()).backward()
     assert memory.peak == pytest.approx(blocks * 32 * 20_000 * 4, rel=0.01)
 
