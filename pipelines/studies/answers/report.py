@@ -249,4 +249,5 @@ def _saved(record: StudyRecord) -> str:
         whole = statistics.fmean(getattr(trial, name) for trial in ended)
         saved[name] = sum(max(0.0, whole - getattr(trial, name)) for trial in pruned)
     words = cost_words(**saved)
-    return f"Pruning {len(pruned)} trials saved about {words}, by what finished trials took." if words else ""
+    trials = "1 trial" if len(pruned) == 1 else f"{len(pruned)} trials"
+    return f"Pruning {trials} saved about {words}, by what finished trials took." if words else ""

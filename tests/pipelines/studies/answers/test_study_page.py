@@ -288,6 +288,7 @@ def test_pruned_trials_stand_apart_with_their_reasons_and_what_they_saved(home: 
     data["trials"][0]["tokens"] = 100_000  # the baseline prepares for all
     assert "Pruning 3 trials saved about 2250 tokens" in page_of(home, data)
     assert "3 pruned" in text
+    assert "Pruning 1 trial saved about 750 tokens" in page_of(home, data | {"trials": data["trials"][:5]})
 
 
 def test_several_goals_have_a_front_and_constraints_a_table(home: Home) -> None:
