@@ -206,7 +206,7 @@ def _blame(
     if not related and len(having) == num_cells:
         return issue
     common = {path: value for path, value in values.items() if all(cell[path] == value for cell in having)}
-    path = max(related or common or values, key=lambda text: len(split(text)))
+    path = max(related, key=lambda text: len(split(text))) if related else next(iter(common or values))
     place = nearest_position(_place(matrix, path, values), positions)
     if not related:
         cell = ", ".join(f"{name}={show(value)}" for name, value in (common or values).items())

@@ -52,7 +52,10 @@ def warnings_of_cells(cells: Sequence[SpecOfCell], matrix: Matrix) -> Iterator[I
     """Yields a warning, at the objective's line in the matrix, if published settings differ."""
     differing = published_differences(cells)
     axes = {path: axis for axis in ("product", "zip") for path in getattr(matrix, axis)}
-    varied = next((path for path in axes if split(path)[0] == "objective"), None)
+    of_objective = [path for path in axes if split(path)[0] == "objective"]
+    varied = next(
+        (path for path in of_objective if path in ("objective", "objective.type")), next(iter(of_objective), None)
+    )
     if not differing or varied is None:
         return
     yield Issue(

@@ -79,8 +79,8 @@ def outcome_line(outcome: "Outcome", *, several: bool) -> str:
 
 
 def _interval(interval: "Interval", sign: str = "") -> str:
-    ends = f" [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]" if interval.known else ""
-    return f"{interval.value:{sign}.3f}{ends}"
+    ends = f" [{interval.low:{sign}z.3f}, {interval.high:{sign}z.3f}]" if interval.known else ""
+    return f"{interval.value:{sign}z.3f}{ends}"
 
 
 def next_lines(document: "Document", outcomes: Sequence[RunOutcome], *, single: bool = False) -> list[str]:

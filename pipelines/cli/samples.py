@@ -134,7 +134,7 @@ def print_responses(responses: Sequence[Mapping[str, Any]]) -> None:
             facts = f"score {row['score']:.3g}"
         else:
             which = f"step {row['step']}, response {row['rollout_id']}"
-            facts = f"reward {row['reward']:.3g}   advantage {row['advantage']:+.3g}"
+            facts = f"reward {row['reward']:.3g}   advantage {row['advantage']:+z.3g}"
         print(f"{chr(10) if place else ''}{which}   {facts}   {row['num_tokens']:,} tokens   {ended}")
         if row["reward_error"]:
             _print_text("the scorer failed", row["reward_error"])

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     from pipelines.home.home import Home
     from pipelines.planning.device import Device
-    from pipelines.planning.plan import Plan
+    from pipelines.planning.memory import MemoryEstimate
+    from pipelines.planning.plan import Plan, StagePlan
     from pipelines.planning.steps.parts import MeanLengths
     from rpg.base.shape import ModelShape
     from specs.document import Document
@@ -296,7 +297,10 @@ def _summary(made: Plan) -> Iterator[tuple[str, str, int, str]]:
     stages = dict.fromkeys(planned.stage for run in made.runs for planned in run.stages)
     for stage in stages:
         counts = Counter(
-            (planned.action, planned.reason) for run in made.runs for planned in run.stages if planned.stage == stage
+            (planned.action, _of_any_run(planned))
+            for run in made.runs
+            for planned in run.stages
+            if planned.stage == stage
         ).most_common()
         for row, ((action, reason), number) in enumerate(counts[:_MOST_REASONS]):
             yield stage if row == 0 else "", action, number, reason
@@ -304,14 +308,20 @@ def _summary(made: Plan) -> Iterator[tuple[str, str, int, str]]:
             yield "", "", sum(number for _, number in rest), f"for {len(rest)} other reasons"
 
 
+def _of_any_run(planned: StagePlan) -> str:
+    """Returns a stage's reason without the id of the run that it takes its results from."""
+    return planned.reason.replace(planned.taken_from, "another run") if planned.taken_from else planned.reason
+
+
 def _algebra(made: Plan) -> list[str]:
-    """Returns the batch arithmetic and the estimates of the first run, and how the other runs differ."""
+    """Returns the batch arithmetic of the first run, how the other runs differ, and the estimates of the run that needs
+    the most memory."""
     from pipelines.planning.certificates import certificate_lines
     from pipelines.planning.device import LARGE, device_of
     from pipelines.planning.gpu_hours import SAMPLING_SHARE, gpu_hours
-    from pipelines.planning.gpu_sharing import gpu_sharing, planned_on
+    from pipelines.planning.gpu_sharing import gpu_sharing
     from pipelines.planning.judging import judging, sentences
-    from pipelines.planning.memory import GIB, batch_algebra, memory_estimate
+    from pipelines.planning.memory import GIB, batch_algebra
     from pipelines.planning.model_shape import model_shape, settings_of
 
     experiment = made.runs[0].experiment
@@ -342,6 +352,8 @@ def _algebra(made: Plan) -> list[str]:
             f"the tokens to sample are those of {dynamic.max_batches} times the prompts"
         )
     lines += sentences(judging(experiment), _count)
+    needs = sorted(_needs(made), key=lambda need: -need[0].total)  # stable: the first run's, if all need the same
+    experiment = needs[0][1] if needs else experiment
     shape = model_shape(experiment)
     if shape is None:
         known = settings_of(experiment.model) is not None
@@ -349,7 +361,7 @@ def _algebra(made: Plan) -> list[str]:
         lines.append(f"memory  unknown, and so are GPU hours: {why}")
     else:
         device = device_of(experiment, shape)
-        parts = memory_estimate(planned_on(experiment, shape, device), shape)
+        parts, least = needs[0][0], needs[-1][0].total
         named = ["weights", "gradients", "optimizer", "reference", "activations", "logits", "kv_cache"]
         named += [
             name for name in ("sampler", "gathered", "distributions", "buckets", "scoring") if getattr(parts, name)
@@ -359,6 +371,7 @@ def _algebra(made: Plan) -> list[str]:
             f"memory  about {parts.total / GIB:.2f} GiB a rank{_of(device)} for "
             f"{_count(shape.parameters)} parameters{_experts(shape)}: {listed}"
             + (f"; {_size(parts.away)} of it in host memory while rollouts are sampled" if parts.away else "")
+            + (f"; the most of any run, another needs {least / GIB:.2f} GiB" if least < parts.total else "")
             + (
                 "; the teacher comes on top: its config is not on this machine yet"
                 if _teacher_unknown(experiment)
@@ -388,6 +401,18 @@ def _algebra(made: Plan) -> list[str]:
     if others:
         lines.append(f"        of the first run; {others} of {len(made.runs)} runs differ in it (--json has them all)")
     return lines
+
+
+def _needs(made: Plan) -> Iterator[tuple[MemoryEstimate, Experiment]]:
+    """Yields the memory of a rank and the spec, for one run of each cell whose model has a known shape."""
+    from pipelines.planning.device import device_of
+    from pipelines.planning.gpu_sharing import planned_on
+    from pipelines.planning.memory import memory_estimate
+    from pipelines.planning.model_shape import model_shape
+
+    for experiment in {str(run.values): run.experiment for run in made.runs}.values():
+        if shape := model_shape(experiment):
+            yield memory_estimate(planned_on(experiment, shape, device_of(experiment, shape)), shape), experiment
 
 
 def _kernels(experiment: Experiment) -> str:

@@ -292,7 +292,7 @@ OF_TRAINING = (
     Idle(
         "reference.source",
         lambda e, source: source != "behaviour" and _without_divergence(e),
-        "leave reference out: a second model costs memory",
+        "leave reference out, or write source: behaviour: a second model costs memory",
         "nothing reads the reference",
     ),
     Idle(

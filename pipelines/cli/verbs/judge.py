@@ -116,6 +116,8 @@ def _print(record: dict[str, Any]) -> None:
             continue
         known = not math.isnan(figure["low"])
         table.add_row(
-            f"  {words}", f"{figure['value']:+.3f}", f"{figure['low']:+.3f} to {figure['high']:+.3f}" if known else ""
+            f"  {words}",
+            f"{figure['value']:+z.3f}",
+            f"{figure['low']:+z.3f} to {figure['high']:+z.3f}" if known else "",
         )
     console.print(table)

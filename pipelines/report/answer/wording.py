@@ -139,8 +139,10 @@ def nothing_compared(
     if lost or any(result.chosen for result in results):
         return [f"On {dataset} nothing is compared.", *not_compared(results, lost), *not_whole(groups)]
     why = f"they share no step at which all were evaluated ({_listed(list(at))})"
-    if len({result.step for result in results}) == 1:
-        why = "fewer than two have ended, or they share no problem"
+    if sum(any(run.has_ended for run in group.runs) for group in groups) < 2:
+        why = "fewer than two have ended"
+    elif len({result.step for result in results}) == 1:
+        why = "they share no problem"
     return [f"On {dataset} nothing is compared: {why}.", *not_whole(groups)]
 
 

@@ -176,7 +176,7 @@ class Python(Reward):
             raise TypeError(f"{self.function} returned {value!r}, and not a number") from None
         if not math.isfinite(number):
             raise ValueError(f"{self.function} returned {number}")
-        return Score.of(number, None)
+        return Score.of(number, response.removeprefix(problem.prefill).strip() or None)
 
     def _plain(self, problem: Problem, response: str, taken: Any) -> Any:
         assert self._function is not None

@@ -169,3 +169,14 @@ def test_sizes_that_differ_between_layers_count_as_the_largest() -> None:
     """Gemma 4 has heads of 256 and, in every sixth layer, of 512; transformers refuses to read them from the whole."""
     shape = shape_of_config({"model_type": "gemma4_text", "num_hidden_layers": 6})
     assert (shape.layers, shape.attention_size) == (6, 8 * 512)
+
+
+@pytest.mark.parametrize("sources", [["behaviour", "initial"], ["initial", "behaviour"]])
+def test_a_plan_shows_the_memory_of_the_run_that_needs_most(sources: list[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["gpt2"] | {"n_positions": 2048}))
+    spec = tmp_path / "spec.yaml"
+    text = SPEC.format(paths=json.dumps([str(tmp_path)]), first=str(tmp_path))
+    spec.write_text(text.replace("matrix: {product: {", f"matrix: {{product: {{reference.source: {sources}, "))
+    (memory,) = (line for line in _algebra(make_plan(load_document(spec), Home(tmp_path / "home"))) if "memory" in line)
+    assert "reference 0.47 GiB" in memory
+    assert "; the most of any run, another needs " in memory

@@ -12,6 +12,7 @@ from pipelines.home.home import Home
 from pipelines.home.results import damage_of
 from pipelines.home.state import RunState
 from pipelines.home.unrecorded import why_incomplete
+from pipelines.jobs.plan import _summary
 from pipelines.planning.beginnings import shared_steps
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.processes.supervisor import StageError
@@ -68,6 +69,7 @@ def test_more_steps_go_on_from_the_last_checkpoint_of_fewer(
     more = "training.steps=5"
     assert training(spec, home, more) == ("RESUME", f"continues from step 2 of {run.run_id}")
     assert training(spec, home, more, "training.prompts_per_step=8")[0] == "RUN"
+    assert ("train", "RESUME", 1, "continues from step 2 of another run") in _summary(planned(spec, home, more))
     assert training(spec, home, "training.steps=1")[0] == "RUN"
     (home.run(run.run_id) / "checkpoints" / "step-000002" / "manifest.json").unlink()
     assert training(spec, home, more)[0] == "RUN"

@@ -84,6 +84,11 @@ def test_a_fault_below_a_library_is_told_at_the_users_line() -> None:
     assert str(error).endswith("(/somewhere/reward.py:3)")
 
 
+def test_responses_vote_by_their_whole_text() -> None:
+    code = "def score(response, answer):\n return response.strip() == answer"
+    assert [scored(code, response).extracted for response in (" 42\n", "41", " ")] == ["42", "41", None]
+
+
 def test_grades_are_no_right_answers() -> None:
     score = scored("def score(response):\n return -len(response)", gives="grades", least=-5.0)
     assert (score.value, score.correct) == (-2.0, None)
@@ -107,7 +112,7 @@ def test_the_function_runs_in_the_sandbox_alone(tmp_path: Path) -> None:
     )
     with open_scorer(reward(code)) as scorer:
         (score,) = scorer.score([PROBLEM], ["42"])
-    assert score == Score.of(1.0, None)
+    assert score == Score.of(1.0, "42")
 
 
 def test_the_files_content_is_in_the_fingerprint_and_its_place_is_not(tmp_path: Path) -> None:

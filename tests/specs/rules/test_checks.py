@@ -239,3 +239,16 @@ def test_a_warning_of_some_runs_says_which():
         "spec.yaml:26: objective.clip: the clip can never fire (in the run with training.minibatches=1)\n"
     )
     assert said.endswith("1 warning")
+
+
+def test_a_warning_of_cells_is_placed_at_the_objective_that_varies():
+    matrix = """matrix:
+  product: {objective.clip.high: [0.1, 0.3]}
+  zip:
+    objective: [{type: rpg, kl_coef: 1e-2, clip: {type: dual}}, {type: dapo}]
+    reward.overlong: [{buffer: 4}, null]
+"""
+    said = warnings(changed("objective:\n", "reference: {source: initial}\nobjective:\n") + matrix)
+    assert "spec.yaml:28: reference.source: nothing reads the reference (in the run with objective=" in said
+    assert "hint: leave reference out, or write source: behaviour: a second model costs memory\n" in said
+    assert "spec.yaml:28: matrix.zip.objective: settings that the spec leaves out differ" in said

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from recorded_study import pruned, record, study, trial
 from typer.testing import CliRunner
 
 from pipelines.cli import app
+from pipelines.cli.answer import outcome_line
 from pipelines.exchange.account import account_of
 from pipelines.home.home import Home
 from pipelines.home.versions import looks_of
@@ -27,7 +29,9 @@ from pipelines.report.answer import (
     note_looks,
     outcomes_of,
 )
+from pipelines.report.answer.outcome import Outcome
 from pipelines.report.compare import compare
+from pipelines.report.statistics import Interval
 from pipelines.running.experiment_page import experiment_markdown
 from pipelines.web.pages import Pages
 from specs.loader import load_document
@@ -153,6 +157,13 @@ def test_where_arms_share_no_step_nothing_is_claimed(home: Home) -> None:
     text = write_experiment_report(home, "sums").read_text()
     assert "nothing is compared" in text
     assert 'class="sure' not in text[text.index("against 0.1") : text.index("</table>")].split("</td>")[-2]
+
+
+def test_where_one_arm_has_ended_nothing_is_claimed(home: Home) -> None:
+    cells(home, {0.1: 0.5})
+    begun = record_run(home, "sums-0.28-s0", values={"objective.clip.high": 0.28}, steps=20, status="cancelled")
+    record_experiment(home, [*(f"sums-0.1-s{seed}" for seed in range(3)), begun])
+    assert answer(home).text.startswith("On two-terms nothing is compared: fewer than two have ended. Not counted, ")
 
 
 def test_trials_that_were_pruned_get_no_star(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +304,14 @@ def test_an_earlier_look_widens_what_is_said(home: Home) -> None:
     assert widths[1] > 1.2 * widths[0]
     assert "Third look (earlier at 2 and 3 seeds): brackets of differences are 99.47 % intervals." in later.text
     assert (first.level, later.level) == (0.95, pytest.approx(0.9947, abs=1e-4))
+
+
+def test_a_difference_of_nothing_has_no_sign() -> None:
+    models = Outcome(
+        "last", "sums", "accuracy", Interval(0.5, 0.4, 0.6), None, None, Interval(-1e-17, -0.1, -1e-17), 1, 9, 0
+    )
+    line = outcome_line(replace(models, as_is=True), several=True)
+    assert line.endswith("against the first +0.000 [-0.100, +0.000]  (9 problems)")
 
 
 def test_without_an_evaluation_the_headline_says_so() -> None:
