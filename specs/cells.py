@@ -66,13 +66,14 @@ def with_values(source: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
     its other fields, since they belonged to the old source.
     """
     result = copy.deepcopy(dict(source))
-    for path, value in sorted(((split(text), value) for text, value in values.items()), key=_setting_order):
+    settings = ((split(text), value) for text, value in values.items())
+    for path, value in sorted(settings, key=lambda setting: setting_order(setting[0])):
         _set(result, path, copy.deepcopy(value))
     return result
 
 
-def _setting_order(setting: tuple[Path, Any]) -> tuple[int, bool]:
-    path, _ = setting
+def setting_order(path: Path) -> tuple[int, bool]:
+    """Returns the key by which settings are sorted: a section before its fields, and its type before other fields."""
     return len(path), path[-1] not in ("type", "source")
 
 

@@ -99,10 +99,11 @@ def _place_within(issue: Issue, position: Position) -> Issue | None:
         for column, character in enumerate(line, 1)
         if not character.isspace() and (number, column) > after_key
     ]
-    found = "".join(character for _, _, character in places).find("".join(issue.within.split()))
-    if found < 0:
+    text = "".join(issue.within.split())
+    found = "".join(character for _, _, character in places).find(text)
+    if found < 0 or not text:
         return None
-    before = min(len("".join(issue.within[: issue.column - 1].split())), len("".join(issue.within.split())) - 1)
+    before = min(len("".join(issue.within[: issue.column - 1].split())), len(text) - 1)
     line, column, _ = places[found + before]
     return replace(issue, file=position.file, line=line, column=column, snippet=lines[line - 1], within="")
 

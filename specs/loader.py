@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from shlex import quote
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
 from specs.bounds import TooLargeError, read_within
+from specs.cells import setting_order
 from specs.document import Document, checked, experiment_of
 from specs.errors import Issue, Position, Positions, SpecError
 from specs.evaluation_document import WeightsOf, evaluation_document, no_weights
@@ -20,6 +21,7 @@ from specs.reading.tree import positions_of
 from specs.reading.validate import parse
 from specs.reading.yaml import YamlNode, parse_bytes, parse_text, too_large
 from specs.schema.experiment import Experiment
+from specs.schema.fields import split
 from specs.schema.objective import Objective
 from specs.schema.study import Study
 from specs.study_document import StudyDocument, checked_study
@@ -149,8 +151,8 @@ def _source(spec: Spec, overrides: Overrides, wanted: Kind, rewards: OwnRewards)
         message, hint = f"this is {_NOUNS[kind]}, not {_NOUNS[wanted]}", f"`{_VERBS[kind]} {quote(file)}`"
         raise SpecError(Issue(message, file=file, hint=hint if file else ""))
     issues: list[Issue] = []
-    settings = overrides.items() if isinstance(overrides, Mapping) else overrides
-    for setting in settings:
+    settings: Iterable[str | tuple[str, Any]] = overrides.items() if isinstance(overrides, Mapping) else overrides
+    for setting in _in_order(settings):
         try:
             if isinstance(setting, str):
                 root = override(root, setting, schema)
@@ -162,6 +164,20 @@ def _source(spec: Spec, overrides: Overrides, wanted: Kind, rewards: OwnRewards)
         raise SpecError(*issues)
     root = with_reward_files(root, rewards)
     return root.plain(), positions_of(root)
+
+
+Setting = TypeVar("Setting", bound=str | tuple[str, Any])
+
+
+def _in_order(settings: Iterable[Setting]) -> list[Setting]:
+    """Returns overrides in the order in which they apply: a section's type before its fields, which would be lost with
+    the old type. Of two overrides of one field the last one applies."""
+
+    def order(setting: str | tuple[str, Any]) -> tuple[int, bool]:
+        name = setting.partition("=")[0] if isinstance(setting, str) else setting[0]
+        return setting_order(split(name.strip()))
+
+    return sorted(settings, key=order)
 
 
 _SECTIONS = ("objective", "advantage")
@@ -187,7 +203,7 @@ def with_objective(spec: Mapping[str, Any], given: str, overrides: Iterable[str]
     if "objective" in sections and _type(sections["objective"]) != _type(own.value["objective"]):
         del kept["advantage"]
     root = YamlNode({**kept, **sections}, own.at)
-    for setting in overrides:
+    for setting in _in_order(overrides):
         if setting.partition(".")[0] not in _SECTIONS:
             message, allowed = "a replay changes these alone", "objective.FIELD=VALUE, advantage.FIELD=VALUE"
             raise SpecError(Issue(message, file=f"--set {setting}", allowed=allowed))

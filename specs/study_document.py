@@ -1,8 +1,7 @@
 """StudyDocument: a study's file as read, its experiment, and the checks that the two fit together."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from specs.bounds import MAX_TRIED_VALUES
@@ -120,6 +119,27 @@ class StudyDocument:
         except SpecError:
             return False
 
+    def refused(self, check: Callable[[Experiment], Iterable[Issue]], below: Iterable[str]) -> list[Issue]:
+        """Returns the issues that a check finds with a parameter's candidates (of a range, with its ends), each at its
+        parameter. The other parameters have the experiment's own values. Empty if the check refuses the experiment
+        itself.
+
+        Args:
+            below: paths of fields; parameters below them are tried.
+        """
+        space = self.study.parameters
+        searched = [path for path in space if _containing(below, split(path))]
+        if not searched or [*check(self.experiment.experiment)]:
+            return []
+        tried = {path: _candidates_or_ends(each) for path, each in space.items()}
+        found: list[Issue] = []
+        for path, params in _varied(self, tried):
+            if path in searched:
+                for issue in check(self.trial(settings(params, space)).experiment):
+                    hinted = replace(issue, hint=f"search other values; or {issue.hint}")
+                    found.append(self.locate(_at_candidate(hinted, path, params, self.study)))
+        return in_file_order(found)
+
     def to_json(self) -> dict[str, Any]:
         """Returns plain data that `from_json` reads."""
         return {
@@ -127,7 +147,7 @@ class StudyDocument:
             "study": self.study.model_dump(mode="json"),
             "experiment": self.experiment.to_json(),
             "positions": plain_positions(self.positions),
-            "warnings": [dataclasses.asdict(warning) for warning in self.warnings],
+            "warnings": [asdict(warning) for warning in self.warnings],
         }
 
     @classmethod
@@ -164,7 +184,7 @@ def checked_study(
         *study_rules.warnings_of(study, experiment.experiment),
     ]
     located = in_file_order(locate(warning, positions) for warning in warnings)
-    return dataclasses.replace(document, warnings=tuple(located))
+    return replace(document, warnings=tuple(located))
 
 
 def _with_overrides(experiment: Document, study: Study, positions: Positions) -> Document:
@@ -177,16 +197,14 @@ def _with_overrides(experiment: Document, study: Study, positions: Positions) ->
         for issue in error.issues:
             path = _containing(study.overrides, issue.path)
             place = ("overrides", path, *issue.path[len(split(path)) :])
-            issues.append(dataclasses.replace(issue, path=place, file="", line=0, snippet="") if path else issue)
+            issues.append(replace(issue, path=place, file="", line=0, snippet="") if path else issue)
         refuse(issues, positions)
         raise
 
 
 def _path_issues(study: Study, section: str, check: Callable[[str], Issue | None]) -> list[Issue]:
     """Returns the issues that `check` finds with the paths in a section of the study, each placed at its path."""
-    return [
-        dataclasses.replace(issue, path=(section, path)) for path in getattr(study, section) if (issue := check(path))
-    ]
+    return [replace(issue, path=(section, path)) for path in getattr(study, section) if (issue := check(path))]
 
 
 def _no_item_to_search(study: Study, experiment: Document, path: str) -> Issue | None:
@@ -239,12 +257,7 @@ def _try_candidates(document: StudyDocument) -> tuple[list[Document], list[Issue
     """
     space = document.study.parameters
     tried = {path: _tried(searched) for path, searched in space.items()}
-    own, _ = document.own_params()
-    nearest_own = {path: own.get(path, values[0]) for path, values in tried.items()}
-    trials: list[tuple[str, Params]] = []
-    for path, values in tried.items():
-        others = {parent: allowed[0] for parent, allowed in allowed_by_conditions(space, path).items()}
-        trials += [(path, build(space, {**nearest_own, **others, path: value}.__getitem__)) for value in values]
+    trials = [*_varied(document, tried)]
     trials += [("", build(space, {path: values[end] for path, values in tried.items()}.__getitem__)) for end in (0, 1)]
     documents: list[Document] = []
     refused: list[tuple[bool, Issue, Issue]] = []
@@ -262,6 +275,22 @@ def _try_candidates(document: StudyDocument) -> tuple[list[Document], list[Issue
         if own_turn or not places:
             places.setdefault(blamed.path, blamed)
     return documents, [issue for places in issues.values() for issue in places.values()]
+
+
+def _varied(document: StudyDocument, tried: Mapping[str, list[Any]]) -> Iterator[tuple[str, Params]]:
+    """Yields, for each parameter and each of its candidates, the path and the params of a trial that varies only this
+    parameter."""
+    space = document.study.parameters
+    own, _ = document.own_params()
+    nearest_own = {path: own.get(path, values[0]) for path, values in tried.items()}
+    for path, values in tried.items():
+        others = {parent: allowed[0] for parent, allowed in allowed_by_conditions(space, path).items()}
+        for value in values:
+            yield path, build(space, {**nearest_own, **others, path: value}.__getitem__)
+
+
+def _candidates_or_ends(searched: Range) -> list[Any]:
+    return [*candidates(searched)] if isinstance(searched, (Choice, Cases)) else [*bounds(searched)]
 
 
 def _tried(searched: Range) -> list[Any]:
@@ -305,7 +334,12 @@ def _at_candidate(issue: Issue, varied: str, params: Params, study: Study) -> Is
     place = search_space.place_of(path, searched, params[path])
     if path == above and len(place) > 2:
         place = (*place, *issue.path[len(split(path)) :])
-    return Issue(message, place, issue.given, issue.allowed, hint)
+    blamed = Issue(message, place, issue.given, issue.allowed, hint)
+    if path != above or not issue.column:
+        return blamed
+    # The candidate is a text, and the issue is about a character of it.
+    at = replace(issue, file="", line=0) if issue.within else issue
+    return replace(at, message=message, path=place, hint=hint)
 
 
 def _containing(paths: Iterable[str], place: Path) -> str:

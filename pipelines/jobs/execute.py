@@ -81,7 +81,7 @@ def run_study_here(
 
     began = now()
     with announced(home, document.study.name) as recorded:
-        refuse_what_a_stage_would(document.experiment, make_plan(document.experiment, home).runs, home, quiet=quiet)
+        refuse_what_a_stage_would(document, make_plan(document.experiment, home).runs, home, quiet=quiet)
         home.create()
         for orphan in reap(home):
             print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)

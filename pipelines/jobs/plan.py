@@ -113,7 +113,7 @@ def findings(document: Document | StudyDocument, made: Plan, home: Home) -> tupl
     of_runs.update(never_examined(to_train, home))
     warnings = [*document.warnings, *(experiment.locate(warning) for warning in of_runs)]
     to_do = unfinished(made.runs)
-    errors, absent, odd = examined(experiment, to_do, forked=has_forked())
+    errors, absent, odd = examined(document, to_do, forked=has_forked())
     if absent and is_offline_mode():
         errors, absent = [*errors, *absent], []
     warnings = [*warnings, *missing_for(experiment, to_do), *absent, *odd]

@@ -11,9 +11,10 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from pipelines.planning.certificates import certificate_lines, certified_runs
+from pipelines.planning.certificates import certificate_lines, certified_runs, refused_candidates
 from pipelines.planning.memory_warnings import memory_errors
 from specs.errors import Issue, SpecError, in_file_order, render
+from specs.study_document import StudyDocument
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -31,7 +32,7 @@ _READERS = ("data", "base", "train")
 
 
 def refuse_what_a_stage_would(
-    document: Document,
+    document: Document | StudyDocument,
     runs: Sequence[RunPlan],
     home: Home | None,
     *,
@@ -47,10 +48,10 @@ def refuse_what_a_stage_would(
         quiet: hides the notice that the check takes a while.
         ask: as for `missing_for`.
     """
-    to_do = unfinished(runs)
+    to_do, own = unfinished(runs), _with_runs(document)
     missing: list[Issue] = []
     if home is not None:
-        missing = [*missing_for_sinks(document, runs), *missing_for(document, to_do, ask), *unscorable(document, to_do)]
+        missing = [*missing_for_sinks(own, runs), *missing_for(own, to_do, ask), *unscorable(own, to_do)]
     if to_do and home is not None:
         home.check_space()
     if to_do and not quiet:
@@ -62,6 +63,11 @@ def refuse_what_a_stage_would(
         print(render(warnings, noun="warning"), file=sys.stderr)
     for line in [] if quiet else certificate_lines(to_do):
         print(f"objective: {line}", file=sys.stderr)
+
+
+def _with_runs(document: Document | StudyDocument) -> Document:
+    """Returns the document whose runs are planned: a study's experiment, or the document itself."""
+    return document.experiment if isinstance(document, StudyDocument) else document
 
 
 def unfinished(runs: Sequence[RunPlan]) -> list[RunPlan]:
@@ -109,9 +115,10 @@ def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
 
 
 def examined(
-    document: Document, runs: Sequence[RunPlan], *, forked: bool = False, thorough: bool = False
+    document: Document | StudyDocument, runs: Sequence[RunPlan], *, forked: bool = False, thorough: bool = False
 ) -> tuple[list[Issue], list[Issue], list[Issue]]:
-    """Checks the data, models and formulas of a document's runs and returns the findings, each once, at its place.
+    """Checks the data, models and formulas of a document's runs, and the formulas of a study's candidates. Returns the
+    findings, each once, at its place.
 
     Args:
         forked: check in a fork if one is possible: it shares its imports with the count before it or the stages after
@@ -121,8 +128,10 @@ def examined(
         errors; items that are not on this machine and cannot be fetched, which are errors if it executes the runs;
         warnings.
     """
+    refused = refused_candidates(document) if isinstance(document, StudyDocument) else []
     if not runs:
-        return [], [], []
+        return refused, [], []
+    document = _with_runs(document)
     # Most cells of a matrix have the same data and model.
     distinct = {(*_looked_at(run.experiment), _is_made(run)): run for run in runs}
     findings = [(run.values, _known_or_examined(run, forked, thorough)) for run in distinct.values()]
@@ -131,7 +140,7 @@ def examined(
     errors += [document.locate(issue, run.values) for run in runs for issue in memory_errors(run.experiment)]
     absent = [document.locate(issue, values) for values, (_, found, _) in findings for issue in found]
     warnings = [document.locate(issue, values) for values, (_, _, found) in findings for issue in found]
-    return in_file_order(errors), in_file_order(absent), in_file_order(warnings)
+    return in_file_order([*refused, *errors]), in_file_order(absent), in_file_order(warnings)
 
 
 def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:

@@ -42,18 +42,19 @@ def submit_study(document: StudyDocument, home: Home, profile: str, *, workers: 
     """Submits a study and returns the flow runs' pages; see `submit`. `workers`: 0 means the study's own number."""
     from pipelines.studies import flow
 
-    _look(document.experiment, home, profile)
+    _look(document, home, profile)
     workers = workers or document.study.parallel
     return flow.submit_study(document, home, profile, workers=workers, pool=pool, say=_say)
 
 
-def _look(document: Document, home: Home, profile: str) -> None:
+def _look(document: Document | StudyDocument, home: Home, profile: str) -> None:
+    from pipelines.jobs.plan import runs_document
     from pipelines.jobs.preflight import refuse_what_a_stage_would
     from pipelines.planning.plan import make_plan
     from pipelines.prefect.server.client import api_url
 
     api_url(home, profile)  # before the check of the data, which takes long
-    refuse_what_a_stage_would(document, make_plan(document, home).runs, None)
+    refuse_what_a_stage_would(document, make_plan(runs_document(document), home).runs, None)
 
 
 def _say(note: str) -> None:

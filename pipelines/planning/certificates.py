@@ -17,10 +17,13 @@ from specs.schema.objective import FormulaObjective, PackagedObjective
 if TYPE_CHECKING:
     from pipelines.planning.plan import RunPlan
     from specs.schema.experiment import Experiment
+    from specs.study_document import StudyDocument
 
 
 _CODE = tuple(f"rpg.certificate.{name}" for name in ("certificate", "finite", "reading"))
 """Entry modules of an enumeration and its description."""
+_DECIDING = ("objective", "advantage.credit", "rollout.rollouter")
+"""Fields of a spec that decide its certificate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,14 @@ def certified(experiment: Experiment) -> Certified:
         if note:
             write_json(note, {"lines": found.lines, "issues": [asdict(issue) for issue in found.issues]})
     return found
+
+
+def refused_candidates(study: StudyDocument) -> list[Issue]:
+    """Returns the candidates, and the ends of ranges, with which a formula's claim is false or the formula is not
+    finite, each at its parameter."""
+    is_own = isinstance(study.experiment.experiment.objective, (FormulaObjective, PackagedObjective))
+    may_be_own = is_own or not study.study.parameters.keys().isdisjoint(("objective", "objective.type"))
+    return study.refused(lambda experiment: certified(experiment).issues, _DECIDING) if may_be_own else []
 
 
 def _note(experiment: Experiment) -> Path | None:

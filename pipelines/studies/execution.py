@@ -117,10 +117,9 @@ def run_task(task: Task, document: StudyDocument, home: Home, execute: Execute) 
 
 def _refused_formula(document: StudyDocument, trial: Trial) -> str:
     """Returns why the trial's formula is refused: its claim is false with these values, or it is not finite. Empty if
-    it is not. The study's own formula was checked when the study started."""
-    if not any(path.startswith("objective.") for path in trial.params):
-        return ""
-    with_values = document.trial(settings(trial.params, document.study.parameters))
+    it is not."""
+    values = {} if trial.baseline else settings(trial.params, document.study.parameters)
+    with_values = document.trial(values)
     issues = certified(with_values.experiment).issues
     return str(SpecError(*map(with_values.locate, issues))) if issues else ""
 

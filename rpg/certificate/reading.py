@@ -74,9 +74,10 @@ def in_a_line(certificate: Mapping[str, Any]) -> str:
             where = on_policy if claim == "on_policy" else off(certificate, "on_policy", "off_policy")
             apart = [finding for finding in certificate["findings"] if finding.get("reference") == "apart"]
             parts = {finding.get("divergence_gradient_of") or "" for finding in apart}
-            part = (
-                f"; its divergence has the gradient of the {parts.pop()}" if len(parts) == 1 and parts != {""} else ""
-            )
+            part = ""
+            if len(parts) == 1 and (named := parts.pop()):
+                none = named == "nothing"
+                part = "; no divergence is in it" if none else f"; its divergence has the gradient of the {named}"
             return f"said to be exact {when} and is not: {where} the gradient of {claimed}{part}"
 
 

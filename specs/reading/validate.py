@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from specs.bounds import MAX_ISSUES
-from specs.errors import Issue, IssueError, Path
+from specs.errors import Issue, IssueError, Path, dotted
 from specs.extensions import find_variant, is_offered, our_names
 from specs.schema.base import RECORDED, OpenSection, documentation, is_open, item_of
 from specs.schema.fields import (
@@ -135,8 +135,8 @@ class Place:
         self.field, self.annotation = FieldInfo.from_annotation(annotation), annotation
 
     def _in_other_variants(self) -> str:
-        """Returns a hint that names the variants of this section that have the key; empty if none or too many have
-        it."""
+        """Returns a hint that names the variants of this section that have the key, or its own if they are too many;
+        empty if none has it."""
         here: tuple[Any, ...] = (self._root,)
         key = str(self.path[-1])
         for part in self.path[:-1]:
@@ -144,7 +144,9 @@ class Place:
         having = [one for one in here if is_model(one) and key in one.model_fields]
         tag = tag_of([self.owner, *having]) if having and is_model(self.owner) else None
         values = [str(value) for one in having for value in literal_of(one.model_fields[tag])] if tag else []
-        return f"only with {' or '.join(f'`{tag}: {value}`' for value in values)}" if 0 < len(values) <= 3 else ""
+        if len(values) > 3:
+            return f"not with `{tag}: {literal_of(self.owner.model_fields[tag])[0]}`"
+        return f"only with {' or '.join(f'`{tag}: {value}`' for value in values)}" if values else ""
 
     def issue(self, error: ErrorDetails) -> Issue:
         """Returns the error as a plain issue."""
@@ -154,7 +156,7 @@ class Place:
             hint = (
                 _known_inside(error["input"], self._root, is_anothers)
                 or self._in_other_variants()
-                or nearest(str(self.path[-1]), allowed, root=self._root)
+                or nearest(str(self.path[-1]), allowed, root=self._root, here=dotted(self.path))
                 or _known_inside(error["input"], self._root, lambda key: bool(elsewhere(key, self._root)))
             )
             return Issue("unknown field", self.path, allowed=", ".join(allowed), hint=hint)

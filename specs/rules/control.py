@@ -25,6 +25,9 @@ def loops(experiment: Experiment) -> Iterator[Issue]:
             )
         elif loop.of.startswith("drift/") and not experiment.measures_drift:
             yield Issue(f"{loop.of} is not measured", (*path, "of"), loop.of, hint="write evaluation.drift: true")
+        elif loop.of.startswith("drift/") and not experiment.answers_sets:
+            message = f"{loop.of} is measured on the responses to evaluation sets, and no set gets any"
+            yield Issue(message, (*path, "of"), loop.of, hint="name a set of problems in data.evaluation")
         if reason := _unmoved(experiment, path[-1]):
             message, hint = reason
             yield Issue(f"the key cannot change {loop.of}: {message}", (*path, "of"), loop.of, hint=hint)
@@ -66,6 +69,10 @@ def plateau(experiment: Experiment) -> Iterator[Issue]:
             given=str(update.plateau),
             hint="write evaluation.every_steps, or leave plateau out",
         )
+    elif update and update.plateau and not experiment.answers_sets:
+        hint = "name a set of problems in data.evaluation, or leave plateau out"
+        message = "no evaluation set gets responses, whose scores a plateau compares"
+        yield Issue(message, ("reference", "update", "plateau"), given=str(update.plateau), hint=hint)
 
 
 def resets(experiment: Experiment) -> Iterator[Issue]:

@@ -74,6 +74,8 @@ def _sibling(path: str) -> str:
     folder, name = os.path.split(path)
     if os.path.isfile(path):
         return f"write its directory: {folder}"
+    if os.path.isdir(path):
+        return f"name a file in {path}"
     try:
         return nearest(name, os.listdir(folder), cutoff=0.8)
     except (OSError, ValueError):

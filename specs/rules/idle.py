@@ -9,7 +9,7 @@ from specs.reading.validate import show
 from specs.schema.experiment import Experiment
 from specs.schema.objective import FormulaObjective, PublishedObjective, RegularizedObjective
 from specs.schema.rollout import SAMPLERS, engine_of
-from specs.schema.schedule import ClosedLoop, ValueSchedule, largest, schedules_in, value_at
+from specs.schema.schedule import ClosedLoop, ValueSchedule, largest, schedules_in, settled, value_at
 
 _MOST_BETWEEN = 1000
 """Number of steps that are checked for an update of the reference, in addition to those around the points of its
@@ -114,11 +114,17 @@ def _without_size(experiment: Experiment, kl_coef: float | ValueSchedule | Close
     return is_small and f"{size:g} from the behaviour policy, which changes every step"
 
 
+def _margin(clip: Any, name: str) -> float:
+    """Returns the largest margin of a schedule, or the start of a closed loop."""
+    margin = getattr(clip, name)
+    return (settled(clip, name).start or 0.0) if isinstance(margin, ClosedLoop) else largest(margin)
+
+
 def _read_as_bounds(_: Experiment, clip: Any) -> str | bool:
     """Returns a hint with the margins that were probably meant: 0.2 and 0.28 for the bounds 0.8 and 1.28."""
     if getattr(clip, "type", "") == "none":
         return False
-    low, high = largest(clip.low), largest(clip.high)
+    low, high = (_margin(clip, name) for name in ("low", "high"))
     like_bounds = (0.5 < low <= 0.95, 1 < high <= 10)  # larger bounds are meant to be out of reach
     # A truncated ratio may well reach 5, as in truncated importance sampling.
     doubtful = all(like_bounds) or (any(like_bounds) and getattr(clip, "type", "") != "truncate")

@@ -1,5 +1,6 @@
 """Issues with a study's measures, sampler, pruner and confirmation, and with settings that have no effect."""
 
+import math
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -7,7 +8,7 @@ from typing import Literal, NamedTuple, assert_never
 
 from specs.bounds import repeats
 from specs.errors import Issue, Path
-from specs.metrics import BY_NAME
+from specs.metrics import BY_NAME, lower_is_better
 from specs.reading.validate import show
 from specs.rules.search_space import describe
 from specs.schema.experiment import Experiment
@@ -27,8 +28,8 @@ from specs.study_space import candidates, num_candidates, num_combinations
 
 EVALUATED = re.compile(r"(mean|pass|maj|score)@[1-9][0-9]{0,3}")
 """Names of measures of an evaluation's answers."""
-_OF_SETS = ("accuracy", "bits_per_byte")
-"""Metrics of sets that are scored by likelihood."""
+_OF_SETS = {"accuracy": (0.0, 1.0), "bits_per_byte": (0.0, math.inf)}
+"""Metric of sets that are scored by likelihood -> its bounds."""
 LEAST_CAUTIOUS, WELL_CAUTIOUS = 3, 5
 """Numbers of seeds per trial below which `lower_bound` is refused, and below which it is discouraged."""
 
@@ -123,13 +124,14 @@ def _constraints(study: Study, experiment: Experiment) -> Iterator[Issue]:
         if index in again:
             hint = "one constraint takes both max and min"
             yield Issue("is bounded already", (*place, "metric"), _named(constraint), hint=hint)
-        metric = BY_NAME.get(constraint.metric)
-        if metric and constraint.max is not None and constraint.max < metric.least:
-            given, allowed = f"{constraint.max:g}", f"{metric.least:g} or more"
-            yield Issue("no trial can keep it", (*place, "max"), given, allowed, f"{metric.name} is never below that")
-        if metric and constraint.min is not None and constraint.min > metric.most:
-            given, allowed = f"{constraint.min:g}", f"{metric.most:g} or less"
-            yield Issue("no trial can keep it", (*place, "min"), given, allowed, f"{metric.name} is never above that")
+        name, metric = constraint.metric, BY_NAME.get(constraint.metric)
+        least, most = _OF_SETS.get(name) or ((metric.least, metric.most) if metric else (-math.inf, math.inf))
+        if constraint.max is not None and constraint.max < least:
+            given, allowed = f"{constraint.max:g}", f"{least:g} or more"
+            yield Issue("no trial can keep it", (*place, "max"), given, allowed, f"{name} is never below that")
+        if constraint.min is not None and constraint.min > most:
+            given, allowed = f"{constraint.min:g}", f"{most:g} or less"
+            yield Issue("no trial can keep it", (*place, "min"), given, allowed, f"{name} is never above that")
 
 
 def _measure(measured: Goal | Constraint) -> tuple[str, str]:
@@ -195,6 +197,10 @@ def _trained(place: Path, measured: Goal | Constraint, experiment: Experiment) -
     known, at = list(BY_NAME), (*place, "metric")
     if measured.metric in _OF_SETS:
         yield from _evaluation_set((*place, "dataset"), measured.dataset, experiment)
+        if any(source.name == measured.dataset for source in experiment.data.evaluation):
+            source = "multiple_choice" if measured.metric == "accuracy" else "text"
+            message, hint = "is not measured on a set that is answered", f"it is of sets of source {source}"
+            yield Issue(message, at, show(measured.metric), "mean@k, pass@k, maj@k or score@k", hint)
         return
     if measured.metric not in known:
         allowed = "mean@k, pass@k, maj@k, score@k, accuracy, bits_per_byte or a metric of training (docs/metrics.md)"
@@ -206,6 +212,9 @@ def _trained(place: Path, measured: Goal | Constraint, experiment: Experiment) -
     if section in Experiment.model_fields and not getattr(getattr(experiment, section), key):
         hint = f"set it under overrides: {section}.{key}"
         yield Issue(f"is recorded only with {section}.{key}", at, measured.metric, hint=hint)
+    elif measured.metric.startswith("drift/") and not experiment.answers_sets:
+        hint = "name a set of problems in data.evaluation"
+        yield Issue("needs responses to an evaluation set, and no set gets any", at, measured.metric, hint=hint)
 
 
 def _num_seeds(study: Study, experiment: Experiment) -> int:
@@ -291,6 +300,15 @@ def _idle_pruner(study: Study) -> Iterator[Issue]:
         yield Issue("no trial continues", ("pruner", "eta"), given, hint="lower eta or raise trials")
 
 
+def _left_to_maximize(study: Study) -> Iterator[Issue]:
+    for index, goal in enumerate(study.targets):
+        metric, by_default = BY_NAME.get(goal.metric), "direction" not in goal.model_fields_set
+        if by_default and (metric.better == "lower" if metric else lower_is_better(goal.metric)):
+            place = ("goal",) if study.goal else ("goals", index)
+            hint = "write direction: minimize, or direction: maximize if larger values are meant"
+            yield Issue("smaller values are better, and the goal maximizes them", place, _named(goal), hint=hint)
+
+
 def _idle_sampler(study: Study) -> Iterator[Issue]:
     sampler, place = study.sampler, ("sampler", "type")
     nature = _nature(sampler)
@@ -360,4 +378,4 @@ def _idle_constraints(study: Study) -> Iterator[Issue]:
 
 
 RULES = (_matrix, _goals, _constraints, _seeds, _sampler, _pruner, _confirmation)
-IDLE_KNOBS = (_idle_pruner, _idle_sampler, _idle_trials, _idle_constraints)
+IDLE_KNOBS = (_left_to_maximize, _idle_pruner, _idle_sampler, _idle_trials, _idle_constraints)

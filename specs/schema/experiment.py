@@ -105,6 +105,12 @@ class Experiment(Spec):
         """Whether evaluations measure the divergence from the policy before training."""
         return self.trains and self.evaluation.drift
 
+    @property
+    def answers_sets(self) -> bool:
+        """Whether an evaluation samples responses to the problems of a set."""
+        chosen = self.evaluation.datasets
+        return any(each.answered and (not chosen or each.name in chosen) for each in self.data.evaluation)
+
     def reward_at(self, place: str) -> Reward:
         """Returns the reward of the set at a path such as `data.train.0`: the set's own, else the experiment's."""
         return self.own_rewards.get(place, self.reward)

@@ -309,12 +309,13 @@ _INSTEAD = {
 """Keys of earlier versions or other frameworks that have no single counterpart -> advice on what to write instead."""
 
 
-def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6, *, root: Any = None) -> str:
+def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6, *, root: Any = None, here: str = "") -> str:
     """Returns a hint that names the closest allowed word, ignoring case, or our word for another framework's or an
     earlier version's name; empty if no word is close.
 
     Args:
         root: for a field, the schema of the whole file, to find the field in other sections.
+        here: the field's own path, which is no other place.
 
     >>> nearest("GRPO", ["ppo", "grpo"]), nearest("beta", ["kl_coef", "type"])
     ('did you mean `grpo`?', 'did you mean `kl_coef`?')
@@ -322,7 +323,7 @@ def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6, *, root: Any
     known = {each.lower(): each for each in allowed}
     if word in _INSTEAD and word not in known:
         return _INSTEAD[word]
-    place, places = _OTHER_NAMES.get(word.lower(), ""), elsewhere(word.lower(), root)
+    place, places = _OTHER_NAMES.get(word.lower(), ""), [each for each in elsewhere(word.lower(), root) if each != here]
     meant = place.rpartition(".")[2] or word.lower()
     word = word.lower()
     if meant in known and (word in known or not places or _is_section(root, place, known)):

@@ -8,6 +8,7 @@ import itertools
 import keyword
 import math
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -60,6 +61,25 @@ MAX_TEXT = 2000
 MAX_NODES = 300
 MAX_NESTING = 40
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/()., <>=!]")
+_INSTEAD = {
+    "^": "a power as x**2",
+    "&": "`and`",
+    "|": "`or`",
+    "!": "`not`",
+    "=<": "<=",
+    "=>": ">=",
+    "<>": "!=",
+    **dict.fromkeys("\N{MIDDLE DOT}\N{MULTIPLICATION SIGN}", "*"),
+    **dict.fromkeys("\N{MINUS SIGN}\N{EN DASH}", "-"),
+    "\N{LESS-THAN OR EQUAL TO}": "<=",
+    "\N{GREATER-THAN OR EQUAL TO}": ">=",
+}
+"""Other notation -> what to write in its place."""
+_PRODUCT = re.compile(
+    r"(?<![\w.])\d[\d.]*(?!e[-+\d])[A-Za-z_(]|"
+    r"(?:\)|\b(?!(?:and|or|not)\b)\w+)\s+(?!(?:and|or|if|else|in|is)\b)[\w(]|\)\("
+)
+"""A product without its sign: `2w`, `w A`."""
 _OPERATORS: dict[type[ast.AST], str] = {
     ast.Add: "add",
     ast.Sub: "subtract",
@@ -153,18 +173,25 @@ class _Reader:
             raise self._error("the formula is empty", 1, allowed="an expression such as w*A")
         for place, character in enumerate(text, 1):
             if not _CHARACTERS.fullmatch(character):
-                hint = "write a power as x**2" if character == "^" else ""
                 allowed = "letters, digits and + - * / ** ( ) , . < > = !"
+                hint = f"write {_INSTEAD[character]}" if character in _INSTEAD else ""
+                hint = hint or ("write its name, as in beta" if character.isalpha() else "")
                 raise self._error("a character that is not part of a formula", place, character, allowed, hint)
         begin = len(text) - len(text.lstrip())
         try:
-            tree = ast.parse(text.strip(), mode="eval").body
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a warning would name no file
+                tree = ast.parse(text.strip(), mode="eval").body
         except SyntaxError as error:
             # Python reports offset 0 if the text ends too early.
             place = min(begin + (error.offset or len(text.strip())), len(text))
-            raise self._error(
-                "not an expression", place, text[place - 1 : place + 20].strip(), hint=_meant(text)
-            ) from None
+            if "too many nested" in error.msg:
+                raise self._too_large(place) from None
+            hint = _meant(text)
+            if found := re.search("=<|=>|<>|!(?!=)", text):
+                place, hint = found.start() + 1, f"write {_INSTEAD[found.group()]}"
+            given = text[place - 1 : place + 20].strip()
+            raise self._error("not an expression", place, given, "an expression such as w*A", hint) from None
         except (ValueError, RecursionError, MemoryError):
             raise self._error("not an expression", 1, hint="a simpler one can be read") from None
         for node in ast.walk(tree):
@@ -174,6 +201,10 @@ class _Reader:
 
     def _error(self, message: str, column: int, given: str = "", allowed: str = "", hint: str = "") -> FormulaError:
         return FormulaError(Issue(message, (), given, allowed, hint, within=self._text, column=column))
+
+    def _too_large(self, column: int) -> FormulaError:
+        allowed = f"at most {MAX_NODES} operations and names, nested at most {MAX_NESTING} deep"
+        return self._error("the formula is too large", column, allowed=allowed)
 
     def _checked(self, node: Node, condition: bool) -> Node:
         if node.is_condition != condition:
@@ -185,8 +216,7 @@ class _Reader:
         column = node.col_offset + 1
         self._nodes += 1
         if self._nodes > MAX_NODES or depth > MAX_NESTING:
-            allowed = f"at most {MAX_NODES} operations and names, nested at most {MAX_NESTING} deep"
-            raise self._error("the formula is too large", column, allowed=allowed)
+            raise self._too_large(column)
 
         def number(part: ast.expr) -> Node:
             return self._checked(self._node(part, depth + 1), False)
@@ -216,7 +246,14 @@ class _Reader:
                 self._takes(name, len(arguments), column)
                 first = condition if name == "where" else number
                 return Node(name, (first(arguments[0]), *map(number, arguments[1:])), column=column)
-        hint = "write where(condition, a, b)" if isinstance(node, ast.IfExp) else ""
+        hint = ""
+        match node:
+            case ast.IfExp():
+                hint = "write where(condition, a, b)"
+            case ast.Call(keywords=[_, *_]):
+                hint = "arguments have no names, as in clip(w, 0.8, 1.2)"
+            case ast.Call():
+                hint = "only a function takes arguments; a product is written with *"
         given = ast.get_source_segment(self._text, node) or ""
         raise self._error(
             "not part of a formula", column, given[:40], "numbers, symbols, operators and functions", hint
@@ -260,8 +297,9 @@ class _Reader:
 
     def _takes(self, name: str, number: int, column: int) -> None:
         if name not in FUNCTIONS:
-            known = ", ".join(FUNCTIONS)
-            raise self._error("unknown function", column, name, known, _nearest(name, FUNCTIONS))
+            is_symbol = name in SYMBOLS or name in self._parameters
+            hint = "a product is written with *" if is_symbol else _nearest(name, FUNCTIONS)
+            raise self._error("unknown function", column, name, ", ".join(FUNCTIONS), hint)
         if self._of_responses and name in OVER_TOKENS:
             raise self._of_tokens(name, column)
         least, most = FUNCTIONS[name]
@@ -276,6 +314,8 @@ def _meant(text: str) -> str:
         return "a comparison is written =="
     if text.count("(") != text.count(")"):
         return "the parentheses do not match"
+    if _PRODUCT.search(text):
+        return "a product is written with *, as in 2*w"
     return ""
 
 
@@ -357,7 +397,8 @@ class FormulaObjective(BaseObjective):
     def _issues(self) -> Iterator[Issue]:
         for name in self.parameters:
             if not name.isascii() or not name.isidentifier() or keyword.iskeyword(name):
-                yield Issue("not a name", ("parameters", name), name, "letters, digits and _, a letter first")
+                allowed = "letters, digits and _, a letter first, and no word such as and"
+                yield Issue("not a name", ("parameters", name), name, allowed)
             elif name in SYMBOLS or name in FUNCTIONS:
                 yield Issue("the name is taken by a symbol or a function", ("parameters", name), name)
         if bool(self.weight) == bool(self.loss):

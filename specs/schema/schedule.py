@@ -3,6 +3,7 @@
 A schedule is `{schedule: [[1, 0.1], [200, 0.3]], between: linear}`, a closed loop `{target: 0.02, of: kl/reverse}`.
 """
 
+import json
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from specs.errors import Issue, IssueError, Path
 from specs.schema.base import Spec
-from specs.schema.fields import SIGNS, describe, number
+from specs.schema.fields import SIGNS, describe, nearest, number
 
 SCHEDULABLE = (
     "objective.kl_coef",
@@ -257,11 +258,22 @@ def _checked(section: Checked, issues: Mapping[Path, Issue | None]) -> Checked:
 
 
 def _with_allowed(error: ValidationError, key: str, allowed: str) -> ValidationError:
-    """Returns the error with these allowed values if the key is missing."""
-    missing = IssueError(Issue("missing", allowed=allowed))
+    """Returns the error with these allowed values if the key is missing or has a value that no key allows."""
+
+    def issue(kind: str, given: Any) -> Issue:
+        if kind == "missing":
+            return Issue("missing", allowed=allowed)
+        shown, hint = json.dumps(given, default=str)[:80], nearest(str(given), allowed.split(", "))
+        return Issue("not one of the values allowed", given=shown, allowed=allowed, hint=hint)
+
     details = [
-        InitErrorDetails(type="value_error", loc=(key,), input=each["input"], ctx={"error": missing})
-        if (each["type"], each["loc"]) == ("missing", (key,))
+        InitErrorDetails(
+            type="value_error",
+            loc=(key,),
+            input=each["input"],
+            ctx={"error": IssueError(issue(each["type"], each["input"]))},
+        )
+        if each["loc"] == (key,) and each["type"] in ("missing", "literal_error")
         else InitErrorDetails(type=each["type"], loc=each["loc"], input=each["input"], ctx=each.get("ctx", {}))
         for each in error.errors(include_url=False)
     ]

@@ -160,6 +160,11 @@ def test_a_setting_can_make_a_section_and_change_a_type():
     assert experiment.objective.type == "dapo"
 
 
+def test_a_field_of_a_new_type_may_be_set_before_the_type():
+    experiment = load_experiment(write(GOOD), ("objective.max_ratio=3", "objective.type=ppo", "objective.type=cispo"))
+    assert (experiment.objective.type, experiment.objective.max_ratio) == ("cispo", 3)
+
+
 def test_a_setting_of_a_matrix_path_needs_no_brackets():
     document = load_document(write(GOOD), ("matrix.product.objective.kl_coef=[0.01, 0.1]",))
     assert document.experiment.matrix.product == {"objective.kl_coef": [0.01, 0.1]}

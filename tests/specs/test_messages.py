@@ -233,6 +233,11 @@ def test_a_setting_out_of_range_is_told_as_a_setting():
         ("  minibatches: 2\n", "  seq_len: 9\n", "two limits, in tokens: `data.max_prompt_length` and "),
         ("rollout: {", "rollout: {placement: dedicated, ", "only with `engine: vllm`"),
         ("rollout: {", "rollout: {engine_gpus: [0], ", "only with `engine: vllm`"),
+        (
+            "  type: rpg\n  kl_coef: 1e-2\n  clip:\n    type: dual\n    low: 0.2\n",
+            "  type: formula\n  weight: w*A\n  claim: none\n  kl_coef: 1e-2\n",
+            "not with `type: formula`",
+        ),
         ("reward:", "rollouts: {temperature: 2}\nreward:", "did you mean `rollout`?"),
     ],
 )

@@ -75,7 +75,7 @@ def _looked_at(document: Document | StudyDocument) -> list[Issue]:
     from specs.errors import SpecError, in_file_order
 
     experiment = document if isinstance(document, Document) else document.experiment
-    errors, absent, warnings = examined(experiment, make_plan(experiment, Home.from_environment()).runs, thorough=True)
+    errors, absent, warnings = examined(document, make_plan(experiment, Home.from_environment()).runs, thorough=True)
     if errors := in_file_order([*errors, *absent]):
         raise SpecError(*errors)
     return warnings

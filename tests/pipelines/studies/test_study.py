@@ -15,6 +15,7 @@ from places import ROOT, TESTS
 from tiny_study import STUDY, Evaluator, load_study, write_study
 
 from pipelines.home.home import Home
+from pipelines.jobs.preflight import examined
 from pipelines.planning.plan import make_plan
 from pipelines.prefect.flows.experiment import RunOutcome
 from pipelines.processes.supervisor import StageError
@@ -28,6 +29,23 @@ from storage import Store
 
 HERE = TESTS / "pipelines"
 TILT = "  objective.parameters.tilt: {float: [0.0, 1.0]}\n"
+CASES = """\
+  objective:
+    cases:
+      rpg: {type: rpg}
+      'false': {type: formula, weight: 2*w*A, claim: {exact: always}}
+"""
+
+
+def with_formula(directory: Path, parameters: str) -> Path:
+    """The study over these parameters, of an experiment whose claim holds with 0 tilt alone."""
+    path = write_study(
+        directory / "specs", (STUDY[STUDY.index("  objective.clip.low") : STUDY.index("goal:")], parameters)
+    )
+    formula = "type: formula, parameters: {tilt: 0.0, over: 1.0}, weight: w*A + tilt/over, claim: {exact: always}"
+    experiment = path.with_name("tiny.yaml")
+    experiment.write_text(re.sub(r"objective: .*", f"objective: {{{formula}}}", experiment.read_text()))
+    return path
 
 
 def shown(record: dict[str, Any]) -> list[tuple[int, str, float, dict[str, Any]]]:
@@ -260,25 +278,52 @@ def test_a_mistake_in_a_searched_field_fails_the_trial_alone(home: Home, tmp_pat
 
 def test_a_trial_whose_values_make_the_claim_false_fails_before_it_runs(home: Home, tmp_path: Path) -> None:
     """With 0 tilt the weight is the divergence's, with any other it is not."""
-    path = write_study(tmp_path / "specs", (STUDY[STUDY.index("  objective.clip.low") : STUDY.index("goal:")], TILT))
-    formula = "{type: formula, parameters: {tilt: 0.0}, weight: w*A + tilt, claim: {exact: always}}"
-    experiment = path.with_name("tiny.yaml")
-    experiment.write_text(re.sub(r"objective: .*", f"objective: {formula}", experiment.read_text()))
-    document, called = load_study_document(path), []
+    document, called = load_study_document(with_formula(tmp_path, TILT)), []
 
     def execute(trial: Document, _until: int) -> tuple[RunOutcome, ...]:
         called.append(trial)
         raise StudyInterruptedError("it may run")
 
-    def trial(tilt: float) -> Task:
-        return Task(Trial(0, 0, "running", {"objective.parameters.tilt": tilt}, False, Work(), {}, None, {}, {}))
+    def trial(**params: Any) -> Task:
+        return Task(Trial(0, 0, "running", params, False, Work(), {}, None, {}, {}))
 
-    result = run_task(trial(0.5), document, home, execute)
-    assert result.at_fault
-    assert "objective.claim: the claim is false" in result.reason
+    tilt = "objective.parameters.tilt"
+    cases = load_study_document(with_formula(tmp_path, CASES))
+    for task, of_study in ((trial(**{tilt: 0.5}), document), (trial(objective="false"), cases)):
+        result = run_task(task, of_study, home, execute)
+        assert result.at_fault
+        assert "objective.claim: the claim is false" in result.reason
     assert not called
     with pytest.raises(StudyInterruptedError, match="it may run"):
-        run_task(trial(0.0), document, home, execute)
+        run_task(trial(**{tilt: 0.0}), document, home, execute)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        (TILT, ["parameters[objective.parameters.tilt]: objective.claim: the claim is false (with 1)"]),
+        ("  objective.parameters.tilt: {float: [-1.0, 1.0]}\n", ["is false (with -1)", "is false (with 1)"]),
+        (
+            "  objective.parameters.over: {float: [0.0, 1.0]}\n",
+            ["parameters[objective.parameters.over]: objective.weight: the formula's value is not finite (with 0)"],
+        ),
+        (
+            "  objective.weight: {choice: [w*A, w*A/A]}\n",
+            ["study.yaml:6:36: parameters[objective.weight].choice.1: the formula's value is not finite"],
+        ),
+        (CASES, ["parameters.objective.cases.false.claim: the claim is false"]),
+        ("  objective.parameters.over: {float: [1.0, 2.0]}\n", []),
+        ("  training.optimizer.learning_rate: {float: [0.1, 1.0]}\n", []),
+    ],
+)
+def test_candidates_and_ends_whose_formula_is_refused_are_said_before_the_study_runs(
+    parameters: str, said: list[str], tmp_path: Path
+) -> None:
+    errors, _, _ = examined(load_study_document(with_formula(tmp_path, parameters)), [])
+    assert len(errors) == len(said)
+    for text, issue in zip(said, errors, strict=True):
+        assert text in str(SpecError(issue))
+        assert "hint: search other values; or " in str(SpecError(issue))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def test_each_key_that_takes_a_loop_is_accepted_and_settled() -> None:
     [
         (LOOP, "{target: 0.02, of: entropy}", "objective.kl_coef.of: the key does not change this metric\n"),
         (LOOP, "{target: 0.02, of: kl/revers}", "hint: did you mean `kl/reverse`?"),
+        (LOOP, "{target: 1, of: kl/revers}", "    allowed: kl/reverse, kl/forward, drift/reverse, drift/forward\n"),
         (LOOP, "{target: 0.02}", "objective.kl_coef.of: missing\n"),
         (LOOP, "{target: 0.02}", "  allowed: kl/reverse, kl/forward, drift/reverse, drift/forward\n"),
         ("low: 0.2", "low: {target: 0.1}", "  allowed: clip_fraction/low\n"),
@@ -52,6 +53,26 @@ def test_each_key_that_takes_a_loop_is_accepted_and_settled() -> None:
 def test_a_loop_that_cannot_close_is_refused(old: str, new: str, said: str) -> None:
     assert FOLLOWING.count(old) == 1
     assert said in message(FOLLOWING.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("objective", "reference", "said"),
+    [
+        ("kl_coef: {target: 1, of: drift/reverse}", "{source: initial}", "drift/reverse is measured on the responses"),
+        (
+            "kl_coef: 1e-2",
+            "{source: snapshot, update: {plateau: 1}}",
+            "reference.update.plateau: no evaluation set gets",
+        ),
+    ],
+)
+def test_control_by_responses_needs_a_set_that_gets_some(objective: str, reference: str, said: str) -> None:
+    write("prose\n", "prose.txt")
+    text = f"{changed('kl_coef: 1e-2', objective)}reference: {reference}\nevaluation: {{every_steps: 1}}\n"
+    prose = "    - {name: prose, source: text, path: prose.txt}\n"
+    assert warnings(text.replace("  max_prompt", f"{prose}  max_prompt")) == "0 warnings"
+    alone = [prose if "held_out" in line else line for line in text.splitlines(keepends=True)]
+    assert said in message("".join(alone))
 
 
 def test_a_misspelt_metric_of_a_loop_is_one_mistake() -> None:

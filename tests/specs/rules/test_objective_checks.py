@@ -107,6 +107,9 @@ def test_margins_that_read_like_bounds_are_asked_about() -> None:
         " for the bounds [0.8, 1.28] write low: 0.2, high: 0.28\n"
     ) in warnings(changed("low: 0.2", "low: 0.8\n    high: 1.28"))
     assert "for the bounds [0.8, 1.3] write low: 0.2, high: 0.3\n" in warnings(changed("low: 0.2", "high: 1.3"))
+    led = "high: {target: 0.1, of: clip_fraction/high, start: 0.28, most: 2}"
+    assert warnings(changed("low: 0.2", led)) == "0 warnings"
+    assert "look like bounds" in warnings(changed("low: 0.2", led.replace("0.28", "1.28")))
 
 
 def test_a_ratio_may_be_truncated_far_from_1() -> None:

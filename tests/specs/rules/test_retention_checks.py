@@ -1,7 +1,7 @@
 """Errors in sets that are not answered, and in studies with drift or such sets as goals."""
 
 import pytest
-from spec_text import GOOD, message, write
+from spec_text import GOOD, message, warnings, write
 
 from specs import load_experiment, load_study
 
@@ -57,6 +57,7 @@ def test_they_are_evaluation_sets_and_no_reward_scores_them():
             "hint: write its directory: ",
         ),
         (ALL.replace("path: quiz.jsonl", "path: quiz.jsonl, per: word"), "allowed: byte, token, choice\n"),
+        (ALL.replace("path: prose.txt", "path: ."), "hint: name a file in /"),
     ],
 )
 def test_what_is_wrong_with_such_a_set_is_told_at_its_line(text, expected):
@@ -86,12 +87,35 @@ def test_a_study_takes_drift_and_retention_as_goals_and_constraints():
             'goal: {metric: accuracy, dataset: prose}\n  given: "accuracy"    allowed: bits_per_byte\n',
         ),
         ("{metric: mean@8, dataset: quiz}", "is not measured on a set of source multiple_choice\n"),
+        ("{metric: bits_per_byte, dataset: held_out}", "goal.metric: is not measured on a set that is answered\n"),
+        (
+            "{metric: mean@8, dataset: held_out}\nconstraints: [{metric: accuracy, dataset: quiz, min: 2}]",
+            "never above",
+        ),
+        (
+            "{metric: mean@8, dataset: held_out}\nconstraints: [{metric: bits_per_byte, dataset: prose, max: -1}]",
+            "constraints.0.max: no trial can keep it\n",
+        ),
         ("{metric: drift/reverse, dataset: nowhere}", "goal.dataset: no such evaluation set\n"),
         ("{metric: drift/reverse_token, dataset: held_out}", "goal.metric: no such measure\n"),
     ],
 )
 def test_what_a_study_cannot_take_is_told_at_its_line(goal, expected):
     assert expected in message(f"{STUDY}goal: {goal}\n")
+
+
+def test_a_goal_whose_smaller_values_are_better_says_its_direction():
+    said = "goal: smaller values are better, and the goal maximizes them\n"
+    for goal in ("metric: bits_per_byte, dataset: prose", "metric: drift/reverse"):
+        assert said in warnings(f"{STUDY}goal: {{{goal}}}\n")
+        assert warnings(f"{STUDY}goal: {{{goal}, direction: maximize}}\n") == "0 warnings"
+    assert warnings(f"{STUDY}goal: {{metric: accuracy, dataset: quiz}}\n") == "0 warnings"
+
+
+def test_drift_without_a_set_that_gets_responses_is_no_goal():
+    write(ALL.replace(HELD_OUT, ""), "base.yaml")
+    text = f"{STUDY}goal: {{metric: drift/reverse, direction: minimize}}\n"
+    assert "goal.metric: needs responses to an evaluation set, and no set gets any\n" in message(text)
 
 
 @pytest.mark.parametrize("dataset", ["", ", dataset: held_out"])

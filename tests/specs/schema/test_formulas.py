@@ -63,6 +63,7 @@ def test_a_chain_of_comparisons_is_all_of_them_and_equal_operations_are_equal() 
     assert (chain.operation, [each.operation for each in chain.arguments]) == ("and", ["less_equal", "less"])
     assert parse_formula("w*A + w*A").arguments[0] == parse_formula("w*A + w*A").arguments[1]
     assert parse_formula("\n  w\n  * A\n") == parse_formula("w*A")
+    assert parse_formula("where(w > 1and A > 0, w, 0)") == parse_formula("where(w > 1 and A > 0, w, 0)")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,21 @@ def test_a_chain_of_comparisons_is_all_of_them_and_equal_operations_are_equal() 
         ("w = 1", ("not an expression", 3, "a comparison is written ==")),
         ("clip(w, low=1, 2)", ("not an expression", 17, "a comparison is written ==")),
         ("w*A, 2", ("not part of a formula", 1, "")),
+        ("2w*A", ("not an expression", 1, "a product is written with *, as in 2*w")),
+        ("w A", ("not an expression", 3, "a product is written with *, as in 2*w")),
+        ("w*1e-3 +", ("not an expression", 8, "")),
+        ("w(A)", ("unknown function", 1, "a product is written with *")),
+        ("2(w)", ("not part of a formula", 1, "only a function takes arguments; a product is written with *")),
+        ("clip(w, low=0, high=1)", ("not part of a formula", 1, "arguments have no names, as in clip(w, 0.8, 1.2)")),
+        ("where(!(A > 0), 1, 2)", ("not an expression", 7, "write `not`")),
+        ("where(A =< 0, 1, 2)", ("not an expression", 9, "write <=")),
+        ("where(A > 0 && w > 1, 1, 2)", ("a character that is not part of a formula", 13, "write `and`")),
+        ("w*A \N{MINUS SIGN} w", ("a character that is not part of a formula", 5, "write -")),
+        (
+            "w*\N{GREEK SMALL LETTER BETA}",
+            ("a character that is not part of a formula", 3, "write its name, as in beta"),
+        ),
+        ("(" * 300 + "w" + ")" * 300, ("the formula is too large", 201, "")),
         ("w.real", ("not part of a formula", 1, "")),
         ("w*1e999", ("the number is too large", 3, "")),
         ("w*True", ("not part of a formula", 3, "")),
@@ -124,6 +140,13 @@ def test_a_mistake_in_a_file_is_at_its_line_and_column(formula: str, place: str,
     assert f"{place}: objective.weight: unknown symbol" in text
     assert shown in text
     assert "did you mean `r`?" in text
+
+
+def test_an_empty_formula_is_at_its_own_line(tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(SPEC.format(starter=ROOT / "specs/experiments/starter.yaml", formula="  weight: ' '"))
+    with pytest.raises(SpecError, match=r"spec\.yaml:6: objective\.weight: the formula is empty"):
+        load_experiment(file)
 
 
 def test_every_mistake_of_an_objective_is_said_at_once() -> None:
