@@ -3,6 +3,7 @@
 A stage would report the same errors in the same words, minutes later. Nothing is written and nothing is downloaded.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from rpg.data.problems import StagedProblem
 from rpg.data.prompts import check_template
 from rpg.data.staging import SPLITS, check_overlap, first_problems
 from specs.errors import Issue, Path, SpecError
-from specs.schema.data import Data, Source
+from specs.schema.data import ChatPrompt, Data, Source
 from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel, ScratchModel
 from specs.schema.reward import Reward
@@ -27,6 +28,8 @@ from specs.schema.reward import Reward
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_SHOWN = ("system", "user")
+"""Roles whose messages a chat template shows completely. It may shorten earlier replies."""
 FIRST_ROWS = 64
 """Number of problems of each set that are checked."""
 HUB_SECONDS = 4.0
@@ -67,6 +70,7 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
         if policy.tokenizer is not None and not rollouter.lacks():  # the tools of an unreachable server are unknown
             encoded = list(_encoded(sets, policy.tokenizer, experiment.data, rollouter.shown_tools))
             _check_lengths(encoded, experiment.data, findings)
+            findings.warnings += _left_out(encoded, experiment.data)
             rows = [Row(*row) for each in encoded for row in each.rows()]
             for found in check_tokens(experiment, policy, rows):
                 (findings.errors if found.fatal else findings.warnings).append(found.issue)
@@ -184,12 +188,19 @@ class _Encoded:
 
     split: str
     problems: list[StagedProblem]
+    texts: list[str]
+    """Prompts as the policy sees them."""
     prompts: list[list[int]]
 
     def rows(self) -> Iterator[tuple[str, list[int]]]:
         """Yields a description of each row and the tokens of its prompt."""
-        for number, (problem, ids) in enumerate(zip(self.problems, self.prompts, strict=True), 1):
-            yield problem.where or f"problem {number} of {problem.dataset}", ids
+        for number, ids in enumerate(self.prompts):
+            yield self.place(number), ids
+
+    def place(self, number: int) -> str:
+        """Returns a description of a row, counted from 0."""
+        problem = self.problems[number]
+        return problem.where or f"problem {number + 1} of {problem.dataset}"
 
 
 def _encoded(
@@ -198,7 +209,7 @@ def _encoded(
     for split in SPLITS:
         for problems in sets[split]:
             texts = rendered([problem.prompt for problem in problems], tokenizer, data, tools)
-            yield _Encoded(split, problems, encode_prompts(tokenizer, texts, data))
+            yield _Encoded(split, problems, texts, encode_prompts(tokenizer, texts, data))
 
 
 def _check_lengths(sets: Sequence[_Encoded], data: Data, findings: Findings) -> None:
@@ -218,6 +229,22 @@ def _check_lengths(sets: Sequence[_Encoded], data: Data, findings: Findings) -> 
         else:
             hint = "training leaves them out"
             findings.warnings.append(Issue(message, path, str(limit), hint=hint))
+
+
+def _left_out(sets: Sequence[_Encoded], data: Data) -> Iterator[Issue]:
+    """Yields a warning for each role whose messages the chat template leaves out or changes."""
+    if not isinstance(data.prompt, ChatPrompt):
+        return
+    lacking: dict[str, list[str]] = {}
+    for each in sets:
+        for number, (problem, text) in enumerate(zip(each.problems, each.texts, strict=True)):
+            for message in json.loads(problem.prompt):
+                if message["role"] in _SHOWN and message["content"].strip() not in text:
+                    lacking.setdefault(message["role"], []).append(each.place(number))
+    for role, places in lacking.items():
+        hint = "write a data.prompt.chat_template that shows these messages"
+        message = f"the chat template leaves out or changes the text of {role} messages"
+        yield Issue(message, ("data", "prompt"), named_rows(list(dict.fromkeys(places))), hint=hint)
 
 
 def _odd_rows(problems: Sequence[StagedProblem], reward: Reward, path: Path) -> Iterator[Issue]:

@@ -6,7 +6,7 @@ fetch a kernel.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -225,40 +225,59 @@ def special_tokens(
         tokenizer: the directory's tokenizer; None reads it from the directory.
         config: the directory's config; None reads it from the directory.
     Raises:
-        SpecError: none of them names an end token.
+        SpecError: none of them names an end token, or the generation config cannot be read.
     """
-    from transformers import GenerationConfig
-
-    tokenizer, config, named = tokenizer or tokenizer_of(weights_dir), config or config_of(weights_dir), list[Any]()
-    if (weights_dir / "generation_config.json").exists():
-        named.append(GenerationConfig.from_pretrained(weights_dir))
-    named += [tokenizer, config.get_text_config()]
-    eos_ids = dict.fromkeys(token for each in named[:-1] for token in _ids(each.eos_token_id))
+    tokenizer, config = tokenizer or tokenizer_of(weights_dir), config or config_of(weights_dir)
+    named = [*_generation_config(weights_dir), tokenizer]
+    configs = [config, config.get_text_config()]
+    eos_ids = dict.fromkeys(token for each in named for token in token_ids(each.eos_token_id))
     # A config that names none has its class's default, which may be any token of this model.
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    eos_ids |= dict.fromkeys(token for token in _ids(named[-1].eos_token_id) if token in special)
+    ends = [token for each in configs for token in token_ids(getattr(each, "eos_token_id", None))]
+    eos_ids |= dict.fromkeys(token for token in ends if token in special)
     size = embedding_size(config)
-    pads = [
-        pad for each in named if (pad := getattr(each, "pad_token_id", None)) is not None and pad < (size or pad + 1)
-    ]
+    pads = [pad for each in (*named, *configs) for pad in token_ids(getattr(each, "pad_token_id", None))]
+    pads = [pad for pad in pads if not size or pad < size]
     if not eos_ids:
         hint = "name eos_token in its tokenizer, or eos_token_id in its generation_config.json"
         raise SpecError(Issue("the model has no end-of-text token", path=("model",), given=str(weights_dir), hint=hint))
     return SpecialTokens(tuple(eos_ids), pads[0] if pads else next(iter(eos_ids)))
 
 
-def _ids(tokens: int | Sequence[int] | None) -> Sequence[int]:
-    """Returns token ids, given as one id, a list or None, as a list."""
-    if tokens is None:
-        return ()
-    return [tokens] if isinstance(tokens, int) else tokens
+def _generation_config(weights_dir: Path) -> list[Any]:
+    """Returns the generation config of a model directory, in a list; an empty list if the directory lacks one."""
+    from transformers import GenerationConfig
+
+    if not (file := weights_dir / "generation_config.json").exists():
+        return []
+    try:
+        return [GenerationConfig.from_pretrained(weights_dir)]
+    except (OSError, ValueError, TypeError) as error:
+        message = f"{file.name} cannot be read: {' '.join(str(error).split())}"[:300]
+        raise SpecError(Issue(message, path=("model",), given=str(file))) from None
+
+
+def token_ids(tokens: Any) -> list[int]:
+    """Returns the token ids that a setting of a model names: one id, a list, or None. Anything else names no token,
+    such as -1.
+
+    Example:
+        >>> token_ids([5, 7.0]), token_ids(3), token_ids(-1), token_ids("</s>")
+        ([5, 7], [3], [], [])
+    """
+    listed = tokens if isinstance(tokens, (list, tuple)) else [tokens]
+    return [
+        int(token)
+        for token in listed
+        if isinstance(token, (int, float)) and not isinstance(token, bool) and token >= 0 and float(token).is_integer()
+    ]
 
 
 def end_texts(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     """Returns the texts of all end tokens of the model that a tokenizer was read with, longer ones first."""
     directory, own = Path(tokenizer.name_or_path), tokenizer.eos_token_id
     is_model = bool(tokenizer.name_or_path) and (directory / "config.json").is_file()
-    ids = special_tokens(directory, tokenizer).eos_ids if is_model else _ids(own)
+    ids = special_tokens(directory, tokenizer).eos_ids if is_model else token_ids(own)
     return sorted((str(tokenizer.decode([token])) for token in ids if token < len(tokenizer)), key=len, reverse=True)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rpg.data.loading import encode_prompts
+from rpg.pretrained import token_ids
 from rpg.types import Problem
 from specs.errors import Issue, SpecError
 from specs.schema.data import Data
@@ -114,8 +115,8 @@ def end_token(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") ->
         SpecError: none of them names one.
     """
     for each in (tokenizer, model.generation_config, model.config.get_text_config()):
-        if (named := getattr(each, "eos_token_id", None)) is not None:
-            return int(named if isinstance(named, int) else named[0])
+        if named := token_ids(getattr(each, "eos_token_id", None)):
+            return named[0]
     hint = "name eos_token in the model's tokenizer, or eos_token_id in its generation_config.json"
     raise SpecError(Issue("a warm-up teaches an end token, and the model has none", ("warm_up",), hint=hint))
 

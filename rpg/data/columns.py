@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,36 @@ def names(row: dict[str, Any], prefix: str = "") -> list[str]:
     return columns
 
 
+def rows_of(table: Any) -> list[dict[str, Any]]:
+    """Returns the rows of an Arrow table or batch. A float of 32 bits keeps its decimal digits: 0.1, not
+    0.10000000149011612."""
+    columns = [_shortest(column) for column in table.columns]
+    return type(table).from_arrays(columns, names=table.schema.names).to_pylist()  # type: ignore[no-any-return]
+
+
+def _shortest(column: Any) -> Any:
+    """Returns an Arrow column with its floats of 32 bits as floats of 64 bits that have the same digits, also inside
+    structs."""
+    import pyarrow as pa
+
+    if pa.types.is_float32(column.type):
+        return column.cast(pa.string()).cast(pa.float64())
+    if pa.types.is_struct(column.type) and any(map(has_short_floats, column.type)):
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        fields = [_shortest(column.field(index)) for index in range(column.type.num_fields)]
+        return pa.StructArray.from_arrays(fields, names=[field.name for field in column.type], mask=column.is_null())
+    return column
+
+
+def has_short_floats(field: Any) -> bool:
+    """Returns whether an Arrow field is a float of 32 bits, or a struct with one."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(field.type):
+        return any(map(has_short_floats, field.type))
+    return bool(pa.types.is_float32(field.type))
+
+
 def _leaves(fields: Any, prefix: str = "") -> list[str]:
     """Returns the leaves of an Arrow schema or struct."""
     import pyarrow as pa
@@ -241,6 +272,9 @@ def _joined(value: Any) -> Any:
 def _answer(value: Any, column: str, where: str) -> str:
     if isinstance(value, float) and math.isfinite(value):  # a column of integers with gaps becomes a column of floats
         return str(int(value) if value.is_integer() else value)
+    if isinstance(value, Decimal) and value.is_finite():
+        whole = value.to_integral_value()
+        return str(int(whole)) if value == whole else f"{value.normalize():f}"
     if isinstance(value, (str, int)) and str(value).strip():
         return str(value)
     raise SpecError(

@@ -87,8 +87,8 @@ def rendered(prompts: list[str], tokenizer: Any, data: Data, tools: Tools = ()) 
     """Returns staged prompts as the model sees them.
 
     Raises:
-        SpecError: the prompts are messages and the tokenizer accepts none, its template fails on them, or it does not
-            show tools that must be shown.
+        SpecError: the prompts are messages and the tokenizer accepts none, its template fails on them or makes one
+            text of all of them, or it does not show tools that must be shown.
     """
     if not isinstance(data.prompt, ChatPrompt):
         if tools:
@@ -105,6 +105,7 @@ def rendered(prompts: list[str], tokenizer: Any, data: Data, tools: Tools = ()) 
         )
     try:
         texts = render_all(tokenizer, prompts, **_options(data.prompt, tools))
+        _check_texts(prompts, texts)
     except TemplateError as error:
         hint = "write a data.prompt.chat_template that renders these messages, or data.prompt.type: template"
         raise errors.SpecError(errors.Issue(str(error), path=("data", "prompt"), hint=hint)) from None
@@ -112,6 +113,20 @@ def rendered(prompts: list[str], tokenizer: Any, data: Data, tools: Tools = ()) 
     if unseen := [name for name in names if any(name not in text for text in texts[:1])]:
         raise _no_tools(f"the model's chat template does not show {', '.join(unseen)}", "write format: tags")
     return texts
+
+
+def _check_texts(prompts: Sequence[str], texts: Sequence[str]) -> None:
+    """Raises TemplateError if a template renders different prompts as the same text, or half a character."""
+    for number, text in enumerate(texts, 1):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise TemplateError(f"the chat template writes half a character into prompt {number}") from None
+    if len(set(prompts)) > 1 and len(set(texts)) == 1:
+        raise TemplateError(
+            "the chat template leaves out the messages: it renders all prompts as the same text"
+            f" {texts[0][:80]!r}; it may expect a content that is a list of parts"
+        )
 
 
 def _no_tools(why: str, hint: str) -> errors.SpecError:

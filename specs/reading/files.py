@@ -50,6 +50,8 @@ def override(root: YamlNode, setting: str, schema: type[BaseModel]) -> YamlNode:
     if not equals:
         raise SpecError(Issue("a setting needs a value", file=at.file, allowed="path.to.field=value"))
     node = parse_text(text, lambda _line: at) if is_whole_value(text) else YamlNode(text, at)
+    if node and node.value == text.strip():  # YAML drops the spaces around a text
+        node = YamlNode(text, at)
     return _set(root, name, _on_one_line(node, at) if node else YamlNode(None, at), schema)
 
 

@@ -30,7 +30,7 @@ from pipelines.processes.fork_server import show_as
 from pipelines.processes.forking import Forked, fork_self
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.supervisor import log_size, log_tail, start
-from specs.errors import RpgError
+from specs.errors import Issue, RpgError, SpecError
 from specs.machine.files import read_json, write_json
 from specs.machine.foreign.listeners import foreign_listener, guard_connections
 from specs.machine.liveness import is_alive, place_of, start_of
@@ -152,7 +152,15 @@ def auth_string_for(home: Home, url: str) -> str:
 
     Raises:
         ServiceError: another user of this machine listens there, whom RPG_TRUSTED_USERS does not name.
+        SpecError: the URL is not an address.
     """
+    try:
+        parts = urlsplit(url)
+        is_address = bool((parts.hostname or "").encode("idna")) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise SpecError(Issue("not the address of a server", given=url, allowed="http://HOST:PORT"))
     if _as_recorded(url) not in _own_urls(home):
         if shown := os.environ.get(AUTH_VARIABLE, ""):
             if why := foreign_listener(url):

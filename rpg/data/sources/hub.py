@@ -1,17 +1,19 @@
 """Problems of a dataset that the `datasets` library loads."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rpg.data.columns import TableSource
+from rpg.data.columns import TableSource, has_short_floats, rows_of
 from rpg.data.problems import SourceProblem
 from specs.errors import Issue, SpecError
 from specs.machine.foreign.tables import OversizedError, require_parquet
 from specs.schema.base import names_path
+
+_BATCH_ROWS = 4096
 
 
 class HubSource(TableSource):
@@ -29,7 +31,11 @@ class HubSource(TableSource):
         table = self._load()
         name = self.name or self.path.rstrip("/").split("/")[-1]
         columns = self.columns_to_read(table.features.arrow_schema, name)
-        for number, row in enumerate(table.select_columns(columns), 1):
+        chosen = table.select_columns(columns)
+        rows: Iterable[dict[str, Any]] = chosen
+        if any(map(has_short_floats, chosen.features.arrow_schema)):
+            rows = (row for batch in chosen.with_format("arrow").iter(_BATCH_ROWS) for row in rows_of(batch))
+        for number, row in enumerate(rows, 1):
             yield self.problem(row, name, f"{name}, row {number}")
 
     def peek(self, count: int) -> Iterator[SourceProblem]:

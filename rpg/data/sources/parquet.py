@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from rpg.data.columns import TableSource, existing_file
+from rpg.data.columns import TableSource, existing_file, rows_of
 from rpg.data.problems import SourceProblem
 from specs.errors import Issue, SpecError
 from specs.machine.foreign.tables import OversizedError, require_parquet, require_size
@@ -35,7 +35,7 @@ class ParquetSource(TableSource):
                 for batch in table.iter_batches(_BATCH_ROWS, columns=columns):
                     unfolded += batch.nbytes
                     require_size(size, values=row_number, unfolded=unfolded)
-                    for row in batch.to_pylist():
+                    for row in rows_of(batch):
                         row_number += 1
                         yield self.problem(row, name, f"{where}, row {row_number}")
         except MemoryError:

@@ -24,19 +24,39 @@ _SPELLINGS = (
         re.compile(r"([\u00bc-\u00be\u2150-\u215e])"),
         lambda match: "\\frac{{{}}}{{{}}}".format(*_ascii(match[1]).split("/")),
     ),
+    (re.compile(r"(?<![^\s{(=,$\[:])[\u2010-\u2013](?=\s?[\d.\\(])"), "-"),
     (re.compile(r"[^\x00-\x7f]"), lambda match: _ascii(match[0])),
     (re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})(?![\w.])"), lambda match: f"{Decimal(match[0]):f}"),
-    (re.compile(r"(?<![\w.])(\d*\.\d*)\\overline\s*\{(\d+)\}"), lambda match: _repeating(*match.groups())),
+    (
+        re.compile(r"(?<![\w.])(\d*\.\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?"),
+        lambda match: _repeating(*match.groups()),
+    ),
+    (re.compile(r"\\(?:text)?color\s*\{[^{}]*\}|\\\\\s*(?=\})|(?<=[\d)])\.(?=\s*\})|[€£¥]"), ""),
+    (re.compile(r"\\\$(?=\s*[\d.])"), ""),
+    (re.compile(r"~"), " "),
+    (re.compile(r"(?<![\w.,/^])(\d{1,3}(?: \d{3})+)(?!\d|\s*/)"), lambda match: match[1].replace(" ", "")),
+    (re.compile(r"(?<=\d)\s*\\[,;! ]\s*(?=\d+/\d)"), " "),
     (
         re.compile(r"(?<![\w.,/^])(\d+)\s+(\d+)/(\d+)(?![\w/^]|\.\d)"),  # a mixed number: 3 1/2
         lambda match: f"{int(match[1]) * int(match[3]) + int(match[2])}/{match[3]}",
     ),
+    (re.compile(r"(?:(?<=[\d)])|(?<=\b[A-Za-z]))\*\*(-?\w+|\([^()]*\))(?![\w*])"), r"^{\1}"),
+    (re.compile(r"(?<![\\A-Za-z])sqrt\s*(\d+)"), r"\\sqrt{\1}"),
     (re.compile(r"√\s*\(((?:[^()]|\([^()]*\))*)\)"), r"\\sqrt{\1}"),
     (re.compile(r"√\s*(\w+|\{[^{}]*\})"), r"\\sqrt{\1}"),
     (re.compile(r"∛\s*(\w+|\{[^{}]*\}|\([^()]*\))"), r"\\sqrt[3]{\1}"),
     (re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])|π"), r"\\pi "),
     (re.compile(r"∞"), r"\\infty "),
+    (re.compile(r"\\sqrt\s*\[\s*(\d*[13579])\s*\]\s*\{\s*-"), r"-\\sqrt[\1]{"),
+    (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset "),
     (re.compile(r"°|\\degree(?![A-Za-z])"), r"^\\circ "),
+    (  # the library takes 30 degrees for the number 30
+        re.compile(
+            r"(\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\^\s*(?:\d|\{\d+\})\s*)?(?:\\left\s*)?[({]?\s*)"
+            r"(-?\d+(?:\.\d+)?)\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})"
+        ),
+        r"\1\\frac{\2\\pi}{180}",
+    ),
 )
 """Spellings that the library does not read -> spellings that it reads."""
 _SIGNS = str.maketrans("\u2212\u207b\u00d7\u00b7\u22c5\u00f7\u2044", "--***//")
@@ -52,11 +72,15 @@ _JOINED_BOX = re.compile(
 """Pattern of a box and a separator that joins the next box to it as another part of the same answer."""
 _LONGEST = 200
 """Largest number of characters of a formula that stands alone."""
+_LAST_STOP = re.compile(r"(?<!\.)\.\s*\Z")
+"""Pattern of a full stop that ends a gold answer: `5.`"""
 _SAID = re.compile(r"(?i)answer(?:\s+is)?[ \t:*]*([^\n]*)")
-_UNREAD = re.compile(r"pi|sqrt|[^\x00-\x7f]|[A-Za-z)]\s*\^|[A-Za-z)]\s*[-+]\s*\w|\d\s*[-+]\s*[A-Za-z]")
+_UNREAD = re.compile(r"pi|sqrt|[\w)]\*\*[\w(]|[^\x00-\x7f]|[A-Za-z)]\s*\^|[A-Za-z)]\s*[-+]\s*\w|\d\s*[-+]\s*[A-Za-z]")
 _QUANTITY = re.compile(r"[-+]?[\d.,/]+\s+[A-Za-z]\s*(?:\^\s*\d)?")
 """Pattern of a number with a unit, which is not a formula: 12 m^2."""
 _FORMULA = re.compile(r"(?:[^A-Za-z\\$]|(?<![A-Za-z])(?:[A-Za-z]|pi|sqrt)(?![A-Za-z]))+")
+_TAGGED = re.compile(r"(?:[^A-Za-z\\$]|\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))+")
+"""Pattern of a formula between tags, which may be LaTeX without dollars."""
 _WORDING = r"(?:\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{|[\s:$*_>])*"
 """Pattern of text that may come before a letter: emphasis, spaces, colons."""
 _BOXED = re.compile(rf"\\boxed\s*\{{{_WORDING}(?i:option|choice)?\s*\(?([A-Za-z])(?=[).:]|[\s}}$*]*\}})")
@@ -126,9 +150,10 @@ class MathVerify(Reward):
             raise ValueError(
                 f"the gold answer of problem {problem.problem_id} is not a mathematical expression: {problem.answer!r}"
             )
-        if (undefined := gold[0]) in (sympy.nan, sympy.zoo):  # the library raises
-            return Score.of(float(undefined == expressions[0]), str(expressions[0]))
-        sides = gold, [*map(_exact, expressions)]
+        if gold[0] in (sympy.nan, sympy.zoo):  # the library raises
+            return Score.of(float(gold[1:] == expressions[1:]), str(expressions[0]))
+        found = [*map(_exact, expressions)]
+        sides = gold, [*map(_solutions, found)] if isinstance(gold[0], (sympy.Interval, sympy.Union)) else found
         equal = verify(*sides, timeout_seconds=None, raise_on_error=True)
         if not equal and (positive := _positive(sides[0][0], sides[1][0])):
             equal = verify(*positive, timeout_seconds=None, raise_on_error=True)
@@ -141,7 +166,8 @@ def _gold(answer: str) -> list[Any]:
     answer."""
     from math_verify import parse
 
-    found = parse(f"\\boxed{{{_spelled(_digits(answer))}}}", parsing_timeout=None, raise_on_error=True)
+    answer = _digits(_LAST_STOP.sub("", answer))
+    found = parse(f"\\boxed{{{_spelled(answer)}}}", parsing_timeout=None, raise_on_error=True)
     return [*map(_exact, found)]
 
 
@@ -149,8 +175,8 @@ def _what_counts(response: str) -> str:
     r"""Returns the part of a response from its last box on, including boxes before it that a comma, `and` or `or` joins
     to it.
 
-    If a response without a box names its answer, or is one, dollars are put around an answer that the library would not
-    read.
+    In a response without a box, the content of the last `<answer>` counts, if there is one. If that names its answer,
+    or is one, dollars are put around an answer that the library would not read.
 
     Example:
         >>> _what_counts(r"\boxed{1}. No: \boxed{2} or \boxed{3}"), _what_counts("The answer is π/2.")
@@ -166,6 +192,11 @@ def _what_counts(response: str) -> str:
             boxes.append(joined[1])
             begin = before
         return _WORDS_BOXED.sub(lambda match: match[1] + _digits(match[2]), ", ".join(reversed(boxes)))
+    tagged, closed, _ = response.rpartition("<answer>")[2].partition("</answer>")
+    if closed:
+        response = tagged.strip()
+        if len(response) < _LONGEST and _TAGGED.fullmatch(response) and not _QUANTITY.fullmatch(response):
+            return f"${response}$"
     said = (_SAID.findall(response) or [response])[-1].strip().rstrip(".*")
     if (number := _digits(said)) != said:
         return f"${number}$"
@@ -251,6 +282,26 @@ def _exact(expression: Any) -> Any:
     if not expression.has(sympy.Float):
         return expression
     return expression.replace(lambda part: part.is_Float, lambda part: sympy.Rational(str(part)))
+
+
+def _solutions(expression: Any) -> Any:
+    """Returns the set of numbers for which inequalities hold that are solved for their symbol, such as 1 < x <= 2; any
+    other expression unchanged.
+
+    An inequality that is not solved may only repeat the question, so it is not solved here.
+    """
+    import sympy
+    from sympy.core.relational import Relational
+
+    if not isinstance(expression, (Relational, sympy.And, sympy.Or)) or len(expression.free_symbols) != 1:
+        return expression
+    is_solved = all(
+        not isinstance(each, (sympy.Eq, sympy.Ne))
+        and (each.lhs.is_Symbol or each.lhs.is_number)
+        and (each.rhs.is_Symbol or each.rhs.is_number)
+        for each in expression.atoms(Relational)
+    )
+    return expression.as_set() if is_solved else expression
 
 
 def _positive(one: Any, other: Any) -> tuple[Any, Any] | None:

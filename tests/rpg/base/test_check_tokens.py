@@ -117,6 +117,41 @@ def test_a_template_without_the_beginning_of_a_reply_is_a_warning(tmp_path: Path
     assert "add_generation_prompt" in warning.hint
 
 
+PARTS = "{% for part in m.content %}{{ part.text }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (PARTS, "leaves out the messages: it renders all prompts as the same text"),
+        ("{{ m.content[0].text }}", "leaves out the messages: it renders all prompts as the same text"),
+        ("{{ m.value }}", "leaves out the messages: it renders all prompts as the same text"),
+        ("{{ m.content }}{{ '\\ud800' }}", "writes half a character into prompt 1"),
+    ],
+)
+def test_a_template_that_loses_the_messages_is_an_error(tmp_path: Path, written: str, message: str) -> None:
+    save(tmp_path, tokenizer(template=CHAT.replace("{{ m.content }}", written)))
+    (error,) = looked_at(tmp_path, QUESTION, {"prompt": "2+2", "answer": "4"}).errors
+    assert error.path == ("data", "prompt")
+    assert message in error.message
+
+
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [
+        (CHAT.replace("in messages", "in messages if m.role != 'system'"), "system"),
+        (CHAT.replace("in messages", "in messages[:1]"), "user"),
+        (CHAT.replace("m.content", "m.content[:1]"), "system"),
+    ],
+)
+def test_a_template_that_leaves_out_a_message_is_a_warning(tmp_path: Path, template: str, role: str) -> None:
+    save(tmp_path, tokenizer(template=template))
+    prompt = [{"role": "system", "content": "Add. "}, {"role": "user", "content": "1"}]
+    (warning,) = looked_at(tmp_path, {"prompt": prompt, "answer": "1"}).warnings
+    assert warning.message == f"the chat template leaves out or changes the text of {role} messages"
+    assert warning.given == "d.jsonl, line 1"
+
+
 def test_an_end_of_turn_that_ends_no_response_is_a_warning(tmp_path: Path) -> None:
     save(tmp_path, tokenizer(template=CHAT.replace("<|im_end|>", "<|end|>")))
     (warning,) = looked_at(tmp_path).warnings

@@ -16,7 +16,7 @@ from stage_jobs import run_stage
 
 from rpg.data.test_cases import FORMATS, cases_of
 from rpg.rewards import Problem, Reward, Score, open_scorer
-from rpg.rewards.functions.code import same_output, same_value
+from rpg.rewards.functions.code import same_output, same_result, same_value
 from rpg.sandbox import room
 from specs.errors import SpecError
 from specs.schema.data import Source
@@ -327,6 +327,15 @@ def test_values_are_the_same_where_their_parts_are() -> None:
     assert not same_value([1], [1, 2])
     assert not same_value("1", 1)
     assert not same_value("1.0", 1.0)
+
+
+def test_a_call_does_not_pass_with_the_first_part_of_its_answer() -> None:
+    assert same_result([0, 1], [0, 1])
+    assert same_result([0, 1], [[0, 1]])
+    assert same_result(3, [3])
+    assert not same_result(0, [0, 1])
+    assert not same_result([0, 1], [[0, 1], 2])
+    assert not same_result([], [[], 1])
 
 
 @pytest.mark.more

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import Mistral3Config
 
-from rpg.pretrained import special_tokens
+from rpg.pretrained import config_of, end_texts, special_tokens, tokenizer_of
 from specs.errors import SpecError
 from tests.rpg.tiny_engine import qwen3, save
 
@@ -47,6 +48,28 @@ def test_the_configs_end_token_counts_where_it_is_a_special_token(directory: Pat
     assert special_tokens(directory).eos_ids == (end, pad)
     write(directory / "config.json", eos_token_id=2)  # the default of a config's class, here a letter
     assert special_tokens(directory).eos_ids == (end,)
+
+
+@pytest.mark.parametrize("no_token", [-1, [], [-1], None])
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_a_setting_that_names_no_token_does_not_count(directory: Path, name: str, no_token: object) -> None:
+    tokens, texts = special_tokens(directory), end_texts(tokenizer_of(directory))
+    write(directory / name, eos_token_id=no_token, pad_token_id=-1)
+    assert special_tokens(directory) == tokens
+    assert end_texts(tokenizer_of(directory)) == texts
+
+
+def test_the_end_tokens_beside_the_texts_config_count(directory: Path) -> None:
+    (end, pad), text = ids(directory), config_of(directory).to_dict()
+    config = Mistral3Config(text_config={**text, "model_type": "mistral"}, eos_token_id=[end, pad])
+    assert special_tokens(directory, config=config).eos_ids == (end, pad)
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_generation_config_that_cannot_be_read_is_refused_by_its_name(directory: Path, text: str) -> None:
+    (directory / "generation_config.json").write_text(text)
+    with pytest.raises(SpecError, match=r"model: generation_config\.json cannot be read"):
+        special_tokens(directory)
 
 
 def test_a_model_without_an_end_token_is_refused(directory: Path) -> None:

@@ -36,6 +36,10 @@ TEXTS = (
     "two\n\nparagraphs",
     "Solve this.\n{prompt}\n",
     "a\n---\nb",
+    "The answer is ",
+    "  indented",
+    "a line\n",
+    "\u2028a",
     "a\n...\nb",
 )
 

@@ -42,6 +42,7 @@ from pipelines.prefect.services.stack import _cancel_runs, next_port
 from pipelines.prefect.services.supervisord import Program, Supervisor
 from pipelines.processes.reap import ProcessRecord, reap
 from pipelines.processes.supervisor import start
+from specs.errors import SpecError
 from specs.machine.files import read_json, write_json
 from specs.machine.liveness import is_alive
 
@@ -368,6 +369,14 @@ def test_localhost_is_the_machine_that_a_server_of_this_home_is_on(tmp_path):
         assert auth_string_for(home, f"http://{name}:9/api") == own_string(home), name
     for other in ("http://localhost:10/api", "http://localhost:9/other", "http://localhost.example:9/api"):
         assert auth_string_for(home, other) == "", other
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://host:port", "http://127.0.0.1:99999", "http://", f"http://{'a' * 64}.de/api"]
+)
+def test_what_is_no_address_is_refused_in_a_line(tmp_path, url: str):
+    with pytest.raises(SpecError, match="not the address of a server"):
+        auth_string_for(Home(tmp_path), url)
 
 
 def test_new_passwords_are_for_the_homes_processes_too_unless_a_server_is_up(tmp_path):

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,31 @@ def test_a_column_of_numbers_with_gaps_has_whole_answers(tmp_path: Path) -> None
     table = pa.table({"prompt": ["How many?", "And now?"], "answer": pa.array([72.0, 18.0])})
     pq.write_table(table, tmp_path / "f.parquet")
     assert [each.answer for each in read(source="parquet", path=str(tmp_path / "f.parquet"))] == ["72", "18"]
+
+
+@pytest.mark.parametrize("source", ["parquet", "hub"])
+@pytest.mark.parametrize(
+    ("values", "answers"),
+    [
+        (pa.array([0.1, 72, 16777216, 1e-7], pa.float32()), ["0.1", "72", "16777216", "1e-07"]),
+        (
+            pa.array([Decimal("72.00"), Decimal("0.50"), Decimal("-1e9")], pa.decimal128(12, 2)),
+            ["72", "0.5", "-1000000000"],
+        ),
+    ],
+)
+def test_a_number_of_a_column_keeps_its_digits(
+    source: str, values: Any, answers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "d").mkdir()
+    structs = pa.StructArray.from_arrays([values], names=["gold"])
+    table = pa.table({"prompt": [f"{index}?" for index in range(len(values))], "answer": values, "in": structs})
+    pq.write_table(table, tmp_path / "d" / "train.parquet")
+    path = str(tmp_path / "d" / ("train.parquet" if source == "parquet" else ""))
+    for column in ("answer", "in.gold"):
+        found = read(source=source, path=path, columns={"answer": column})
+        assert [each.answer for each in found] == answers
 
 
 @pytest.mark.parametrize(
