@@ -259,7 +259,7 @@ def test_the_thresholds_are_those_of_the_page_on_metrics() -> None:
         f"`truncated_fraction` of {diagnosis.CUT_OFF:g} for the last {diagnosis.LASTING} steps",
         f"`entropy` below {diagnosis.COLLAPSED:g} nats a token for the last {diagnosis.LASTING} steps",
         f"`kl/rollout` above {diagnosis.APART:g} nats a token for the last {diagnosis.LASTING} steps",
-        f"in all of at least {diagnosis.LONG} steps",
+        f"in a run of at least {diagnosis.LONG} steps",
     ):
         assert said in page
     assert diagnosis.MOSTLY == 0.8, "one step in five may be an exception"
