@@ -334,8 +334,8 @@ class Trainer:
         self.write_ref_logprobs(batch, logprobs, ledger)
 
     def write_ref_logprobs(self, batch: Microbatch, logprobs: Tensor | None, ledger: TokenLedger) -> None:
-        """Writes the reference's logprobs, if they are given. If the policy that sampled is the reference, they are the
-        old ones, unless the sampler gives those."""
+        """Writes the reference's logprobs, if they are given. If the policy that sampled is the reference, they are
+        written as the old logprobs instead, unless the sampler provides the old logprobs."""
         if logprobs is None:
             return
         if self.components.reference:

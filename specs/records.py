@@ -210,7 +210,7 @@ class EvaluationSampleRow:
     answer: str
     """Right answer of the problem."""
     extracted: str | None
-    """Answer that the scorer extracted; responses with the same one vote together in maj@k."""
+    """Answer that the scorer extracted. For maj@k, responses with equal extracted answers count as one vote group."""
     score: float
     """Score, in reward units, without penalties."""
     correct: bool | None

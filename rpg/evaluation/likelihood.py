@@ -103,9 +103,9 @@ def tokenized_sets(
     """Returns the sets of these items, in their order.
 
     Args:
-        context: most tokens of the model; None if it has no limit.
+        context: longest context of the model, in tokens; None if the model has no limit.
     Raises:
-        SpecError: a question with a choice is longer than the context.
+        SpecError: a question, together with one of its choices, is longer than the context.
     """
     found = []
     for dataset in dict.fromkeys(item.dataset for item in items):
@@ -133,7 +133,7 @@ def _choices(item: Item, tokenizer: Any, context: int | None) -> Iterator[TokenS
         if context is not None and len(ids) > context:
             raise SpecError(
                 Issue(
-                    f"a question of `{item.dataset}` with a choice is longer than the model's context",
+                    f"a question of `{item.dataset}` and one of its choices are longer than the model's context",
                     ("data", "evaluation"),
                     given=f"{len(ids)} tokens: {item.text[:80]!r}",
                     allowed=f"at most {context} tokens",
@@ -147,8 +147,8 @@ def first_token(tokenizer: Any) -> int:
     """Returns the token to put before the first token of a text. Raises SpecError if the tokenizer has none."""
     first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if first is None:
-        hint = "take a model whose tokenizer has one, or give every question a prompt"
-        raise SpecError(Issue("the tokenizer has no token to begin a text with", ("data", "evaluation"), hint=hint))
+        hint = "take a model whose tokenizer has a BOS or EOS token, or give every question a prompt"
+        raise SpecError(Issue("the tokenizer has no token that can begin a text", ("data", "evaluation"), hint=hint))
     return int(first)
 
 

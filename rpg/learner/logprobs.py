@@ -145,7 +145,7 @@ def _chunk(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None) -
     ):
         raise ValueError(
             f"hidden {list(hidden.shape)}, weight {list(weight.shape)} and targets {list(targets.shape)} "
-            "must be [tokens, hidden size], [vocabulary, hidden size] and [tokens]"
+            "must be [tokens, hidden size], [vocabulary, hidden size] and [tokens] or [tokens, several]"
         )
     return chunk or max(CHUNK_ON_GPU if hidden.is_cuda else 1, CHUNK_ELEMENTS // weight.shape[0])
 

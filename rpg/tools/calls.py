@@ -158,7 +158,7 @@ class _Tags:
 
 
 class _Hermes:
-    """Format with JSON in <tool_call>, any number of calls in a turn."""
+    """Format with JSON in `<tool_call>`, any number of calls in a turn."""
 
     stop: tuple[str, ...] = ()
 

@@ -204,9 +204,9 @@ class TagsFormat(Spec):
 
     type: Literal["tags"] = "tags"
     call: str = Field("<{tool}>{argument}</{tool}>", pattern=r"^.*\S.*\{argument\}.*\S.*$")
-    """Text of a call. {tool} stands for the tool's name, {argument} for its argument."""
+    """Text of a call. `{tool}` stands for the tool's name, `{argument}` for its argument."""
     answer: str = Field("<result>{answer}</result>", pattern=r"\{answer\}")
-    """Text that the policy gets. {answer} stands for the tool's answer."""
+    """Text that the policy gets. `{answer}` stands for the tool's answer."""
 
     def around_call(self, tool: str) -> tuple[str, str]:
         """Returns the marks before and after the argument of a call."""
@@ -215,8 +215,8 @@ class TagsFormat(Spec):
 
 
 class HermesFormat(Spec):
-    """Calls in the format of Hermes and Qwen models, {"name", "arguments"} in <tool_call>. The model's chat template
-    shows the tools and writes the answers."""
+    """Calls in the format of Hermes and Qwen models: JSON `{"name": ..., "arguments": ...}` between `<tool_call>` and
+    `</tool_call>`. The model's chat template shows the tools and writes the answers."""
 
     type: Literal["hermes"] = "hermes"
 

@@ -211,12 +211,12 @@ def test_missing_inputs_are_named() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kl": "full", "level": "sequence"}, "objective.kl: kl full is summed at each state"),
-        ({"kl": "top_k", "level": "sequence"}, "objective.kl: kl top_k is summed at each state"),
-        ({"divergence": "jensen_shannon"}, "objective.divergence: jensen_shannon is summed over tokens"),
+        ({"kl": "full", "level": "sequence"}, "objective.kl: `kl: full` is summed at each state"),
+        ({"kl": "top_k", "level": "sequence"}, "objective.kl: `kl: top_k` is summed at each state"),
+        ({"divergence": "jensen_shannon"}, "objective.divergence: jensen_shannon is a sum over the vocabulary"),
         (
             {"kl": "full", "estimator": "differentiable", "clip": {"type": "dual", "branch": "regularized"}},
-            "branch regularized with estimator differentiable needs kl sampled, not full",
+            "`clip.branch: regularized` with `estimator: differentiable` needs `kl: sampled`, not `kl: full`",
         ),
         ({"kl": "top_k", "kl_top_k": 0}, "objective.kl_top_k: must be at least 1"),
         ({"kl": "all"}, "allowed: sampled, top_k, full"),
