@@ -2,8 +2,8 @@
 
 A question with choices is right if the right choice has the largest logprob, divided as the set says. A text's bits per
 byte are minus the logprob of all its tokens to the base 2, over its bytes. Spaces at the end of a prompt belong to the
-choice, and a text's first token follows the tokenizer's token for the beginning of a text, or for its end if it has no
-other, as in lm-eval.
+choice, and a text's first token follows the tokenizer's token for the beginning of a text, or its token for the end of
+a text if it has no other, as in lm-eval.
 """
 
 import math

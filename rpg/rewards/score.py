@@ -45,8 +45,8 @@ class Score:
     """Verdict on one response."""
 
     value: float
-    """The reward. If the scorer failed, the least value that the reward declares, else 0. In training a failure is at
-    most the least value of its group, with penalties."""
+    """The reward. If the scorer failed, the least value that the reward declares, else 0. In training the value of a
+    failed response is at most the least value of its group, penalties included."""
     correct: bool | None
     """Whether the value reaches the full mark. For a weighted sum, whether the first term's value does. None if the
     reward is graded."""

@@ -314,7 +314,7 @@ def response_limits(
         raise ValueError(f"{len(prompts)} prompts but {len(seeds)} seeds: each prompt needs exactly one seed")
     for index, prompt in enumerate(prompts):
         if not 0 < len(prompt) < max_length:
-            allowed = f"1 to {max_length - 1} leave room for a response"
+            allowed = f"allowed: 1 to {max_length - 1}, which leave room for a response"
             raise ValueError(f"prompt {index} has {len(prompt)} tokens; {allowed}")
     most = [sampling.max_response_length] * len(prompts) if limits is None else limits
     if len(most) != len(prompts) or min(most, default=1) < 1:

@@ -82,7 +82,7 @@ class RegularizedObjective(BaseObjective):
     type: Literal["rpg"] = "rpg"
     divergence: Divergence = "unnormalized_reverse"
     """Divergence between policy and reference. forward is KL(reference || policy), reverse KL(policy || reference),
-    jensen_shannon the mean of both KLs to the mean of the two policies, with kl full or top_k."""
+    jensen_shannon the mean of both KLs to the mean of the two policies; it needs `kl: full` or `kl: top_k`."""
     estimator: Literal["reinforce", "differentiable"] = "reinforce"
     """reinforce: -SG(weight) log pi. differentiable: the surrogate itself, which is differentiated."""
     level: Literal["token", "to_go", "sequence"] = "token"
@@ -90,10 +90,10 @@ class RegularizedObjective(BaseObjective):
     response's divergence from that token on."""
     kl: SummedOver = addition("sampled")
     """Tokens over which the divergence's gradient at a state is summed. sampled: the sampled token, weighted by its
-    ratio. full: the whole vocabulary. top_k: the reference's kl_top_k most likely tokens, and the sampled token,
-    weighted, if it is not among them. full and top_k need level token or to_go."""
+    ratio. full: the whole vocabulary. top_k: the reference's `kl_top_k` most likely tokens; if the sampled token is not
+    among them, it is added with its ratio as weight. full and top_k need `level: token` or `level: to_go`."""
     kl_top_k: int = addition(64, ge=1)
-    """Number of the reference's most likely tokens that kl top_k sums over."""
+    """Number of the reference's most likely tokens that `kl: top_k` sums over."""
     kl_coef: Weight = 1e-4
     """Weight of the divergence."""
     clip: Clip = DualClip()

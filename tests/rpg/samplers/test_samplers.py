@@ -447,8 +447,8 @@ def test_logprobs_of_given_tokens_are_the_models(engine: Sampler, model: PreTrai
 @pytest.mark.parametrize(
     ("prompts", "seeds", "message"),
     [
-        ([[5], []], [1, 2], "prompt 1 has 0 tokens; 1 to 63 leave room for a response"),
-        ([[5] * 64], [1], "prompt 0 has 64 tokens; 1 to 63 leave room for a response"),
+        ([[5], []], [1, 2], "prompt 1 has 0 tokens; allowed: 1 to 63, which leave room for a response"),
+        ([[5] * 64], [1], "prompt 0 has 64 tokens; allowed: 1 to 63, which leave room for a response"),
         ([[5], [6]], [1], "2 prompts but 1 seeds: each prompt needs exactly one seed"),
     ],
 )
