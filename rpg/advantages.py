@@ -131,7 +131,7 @@ def token_advantages(
     later = torch.zeros(int(here.sum()), dtype=torch.float64, device=rewards.device)
     if isinstance(objective, PublishedObjective) and objective.penalizes_reward:
         if old_logprobs is None or ref_logprobs is None:
-            raise ValueError("kl_in reward needs old_logprobs and ref_logprobs")
+            raise ValueError("`kl_in: reward` needs `old_logprobs` and `ref_logprobs`")
         penalties = constant(objective.kl_coef) * reward_penalties(
             old_logprobs - ref_logprobs, here, estimator=objective.kl_estimator, credit=objective.kl_credit
         )

@@ -99,7 +99,7 @@ class Guards:
         """Returns upper bounds on the step of the checkpoint to roll back to: one bound, or two to try in this order.
 
         The checkpoint precedes the violation. If the guard rolled back before and the run did not get past this step,
-        the first bound asks for an earlier checkpoint than that time.
+        the first bound selects an earlier checkpoint than the one used that time.
         """
         no_help = [
             entry.to_step for entry in self.roll_backs if entry.guard == fired.index and entry.at_step >= fired.step

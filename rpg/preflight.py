@@ -147,7 +147,7 @@ def _why_no_download() -> str:
     from huggingface_hub import constants, get_session, is_offline_mode
 
     if is_offline_mode():
-        return "HF_HUB_OFFLINE forbids to fetch it"
+        return "HF_HUB_OFFLINE forbids fetching it"
     answered = Event()
 
     def ask() -> None:

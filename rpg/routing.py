@@ -108,7 +108,7 @@ def check_balancing(training: Training, model: "PreTrainedModel") -> None:
         message = "this model has no experts that transformers balances by this loss"
         raise SpecError(Issue(message, path, given, allowed="0", hint="leave router_aux_loss_coef out"))
     if weight and training.sequence_parallel_size > 1:
-        message = "the load of experts is not balanced where ranks share sequences"
+        message = "the load of experts cannot be balanced if ranks share sequences"
         raise SpecError(Issue(message, path, given, hint="write 0, or sequence_parallel_size: 1"))
 
 

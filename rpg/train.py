@@ -141,7 +141,7 @@ def _run(
         else:
             components.check_sampler_weights()
         ready = f"ready in {time.monotonic() - started:.1f} s"
-        progress.say(f"{'goes on after' if resumed else 'begins at'} step {resumed}; {ready}")
+        progress.say(f"{'resumes after' if resumed else 'begins at'} step {resumed}; {ready}")
         done = trainer.train(stop)
     except (
         DivergedError,
@@ -170,7 +170,7 @@ def _run(
         return 0
     if not done:
         note_exit(run.path, EarlyExit("preempted" if stop.by_signal else "stopped"))
-        progress.say(f"stopped after step {state.step}, as asked; its state is saved")
+        progress.say(f"stopped after step {state.step}, as requested; its state is saved")
         return STOPPED
     recorder.finish(state, inputs["fingerprint"])
     return 0

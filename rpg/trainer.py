@@ -334,8 +334,8 @@ class Trainer:
         self.write_ref_logprobs(batch, logprobs, ledger)
 
     def write_ref_logprobs(self, batch: Microbatch, logprobs: Tensor | None, ledger: TokenLedger) -> None:
-        """Writes the reference's logprobs, if they are given. If the policy that sampled is the reference, they are the
-        old ones, unless the sampler gives those."""
+        """Writes the reference's logprobs, if they are given. If the policy that sampled is the reference, they are
+        written as the old logprobs instead, unless the sampler provides the old logprobs."""
         if logprobs is None:
             return
         if self.components.reference:
@@ -413,7 +413,7 @@ class Trainer:
         Nothing here reads a value or copies one to the host, so the next pass starts before this one ends.
 
         Args:
-            gives_old: whether the pass's logprobs are the old ones as well.
+            gives_old: whether the pass's logprobs are also the old logprobs.
         """
         state = None
         objective = self.spec.objective
@@ -470,8 +470,8 @@ class Trainer:
         ledger: TokenLedger,
         state: StateDivergence | None = None,
     ) -> TokenBatch:
-        """Returns a pass's tokens as inputs of the objective. If the sampling policy is the reference, reference
-        logprobs are the old ones."""
+        """Returns a pass's tokens as inputs of the objective. If the sampling policy is the reference, the reference
+        logprobs are the old logprobs."""
         old = batch.spread(ledger.read("old_logprobs", batch))
         return TokenBatch(
             logprobs=batch.spread(logprobs),
@@ -511,7 +511,7 @@ class Trainer:
         means = self.recorder.evaluation(self.state.step, evaluated)
         self.progress.evaluated(self.state.step, means)
         schedule, every = self.components.schedule, self.spec.evaluation.every_steps
-        # An evaluation where training pauses would not be there without the pause.
+        # An evaluation at a pause does not count: without the pause, training would not evaluate at this step.
         counts = every and self.state.step % every == 0
         if counts:
             self.components.loops.follow(drift_figures(evaluated.drift or ()))

@@ -1,4 +1,5 @@
-"""Limits on the size of specs, so that any file is checked within two seconds, and a reader that keeps such limits."""
+"""Limits on the size of specs, so that any file is checked within two seconds, and a reader that enforces such
+limits."""
 
 import errno
 import os

@@ -131,7 +131,7 @@ class Document:
 
 def _with_earlier_precision(source: dict[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a frozen document's source. If `device: cuda` meant float32 when it was frozen and means bfloat16 today,
-    float32 is written out, so that the run continues in it."""
+    float32 is written out, so that the run continues in float32."""
     precision = resolved["training"].get("precision")  # missing in evaluations
     in_float32 = resolved["resources"]["device"] == "cuda" and precision == "float32"
     return with_values(source, {"training.precision": "float32"}) if in_float32 else source

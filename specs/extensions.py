@@ -106,7 +106,10 @@ def _loaded(kind: Kind, entry: "EntryPoint") -> Kind:
     offered: Kind = variant
     if offered.__module__.startswith(f"{kind.package}.") or offered.distribution not in ("", package):
         raise _at_tag(
-            kind, entry.name, f"{package} offers a {kind.tag} that is not its own: {entry.value}", "derive one"
+            kind,
+            entry.name,
+            f"{package} offers a {kind.tag} of another package: {entry.value}",
+            "offer a subclass of it",
         )
     offered.distribution = package
     return offered
@@ -124,7 +127,7 @@ def _unknown(kind: Kind, name: Any) -> IssueError:
     known = [*our_names(kind.package), *packages]
     close = difflib.get_close_matches(str(name), known, n=1)
     hint = f"did you mean `{close[0]}`? " if close else ""
-    hint += f"more are installed as packages with an entry point in `{kind.group}`"
+    hint += f"a package with an entry point in `{kind.group}` adds another"
     allowed = ", ".join(f"{each} ({packages[each]})" if each in packages else each for each in known)
     return _at_tag(kind, name, f"unknown {kind.tag}", hint, allowed)
 

@@ -12,7 +12,7 @@ from specs.schema.base_objective import PackagedObjective
 EXTENDS = {
     "type": "string",
     "title": "Extends",
-    "description": "The spec file that this one is laid over, relative to it: mappings merge, the rest replaces.",
+    "description": "Spec file that this file extends, relative to this file. Mappings merge, other values replace.",
 }
 _REFERENCE = "#/$defs/"
 _PART = "Part"

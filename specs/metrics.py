@@ -106,8 +106,9 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="drift/reverse",
         title="Drift, KL(policy || policy before training)",
-        meaning="Divergence from the policy before training, whatever the reference: the summed log-ratio of the"
-        " responses that the policy samples to the evaluation sets, over their tokens. At the evaluated steps only.",
+        meaning="Divergence from the policy before training, whatever the reference is: the sum of the log-ratios of"
+        " the responses that the policy samples for the evaluation sets, divided by their number of tokens. Only at"
+        " evaluated steps.",
         unit="nats a token",
         better="lower",
         least=-math.inf,
@@ -119,7 +120,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="drift/forward",
         title="Drift, KL(policy before training || policy)",
-        meaning="The same of the responses that the policy before training sampled.",
+        meaning="The same for responses that the policy before training sampled.",
         unit="nats a token",
         better="lower",
         least=-math.inf,
@@ -151,7 +152,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="weight/variance",
         title="Variance of a token's gradient weight",
-        meaning="Variance over the tokens of the factor of ∇ log π in minus the loss's gradient.",
+        meaning="Variance over the tokens of the factor that ∇ log π has in the loss's negative gradient.",
         better="lower",
         guardable=True,
         charted=True,
@@ -307,7 +308,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="dynamic_sampling/filled_groups",
         title="Places filled with groups of equal scores",
-        meaning="Groups of equal scores that were trained on, because `max_batches` rounds gave too few others.",
+        meaning="Groups of equal scores that were trained on, because `max_batches` rounds sampled too few"
+        " groups of different scores.",
         unit="groups",
         better="lower",
         recorded_with="rollout.dynamic_sampling",
@@ -373,8 +375,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="experts/largest_load",
         title="Largest load of an expert",
-        meaning="Tokens of the busiest expert of any layer, over the mean of its layer's experts: 1 if the load is"
-        " even. The learner's routers count, or the sampler's with `rollout.replay_routing`.",
+        meaning="Tokens of the busiest expert of any layer, divided by the mean over its layer's experts: 1 if the load"
+        " is even. The learner's routers count, or the sampler's with `rollout.replay_routing`.",
         better="lower",
         recorded_with="a mixture of experts",
     ),
@@ -420,7 +422,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="ratio/ess",
         title="Effective sample size",
-        meaning="Share of the n tokens that the ratios leave: `(Σ r)² / (n Σ r²)`.",
+        meaning="Effective number of tokens under the ratios, as a share of the n tokens: `(Σ r)² / (n Σ r²)`.",
         unit="share",
         better="higher",
         most=1.0,
@@ -599,7 +601,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="time/tools",
         title="Time of tools",
-        meaning="Answering calls, summed over all calls of the step; other responses are sampled meanwhile.",
+        meaning="Answering calls, summed over all calls of the step; other responses are sampled at the same time.",
         unit="seconds",
         better="lower",
         repeatable=False,
@@ -658,8 +660,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tokens_per_second/rollout",
         title="Sampling",
-        meaning="Response tokens sampled, over the time that sampling took. 0 if a resumed run used rollouts that had"
-        " been sampled before.",
+        meaning="Response tokens sampled, divided by the time that sampling took. 0 if a resumed run used rollouts that"
+        " had been sampled before.",
         unit="tokens a second",
         better="higher",
         repeatable=False,

@@ -66,10 +66,10 @@ class RolloutRow:
     finish_reason: str
     """stop: the response ended by itself; length: it was cut at the maximum length."""
     policy_version: Int32
-    """Version of the policy that sampled it, with `rollout.partial` its first token: the number of weight loads
-    before."""
+    """Version of the policy that sampled it (with `rollout.partial`: that sampled its first token). It is the number of
+    weight loads before that."""
     trained_version: Int32
-    """Version of the policy at the beginning of the step; minus policy_version, it is the staleness in steps."""
+    """Version of the policy at the beginning of the step. This minus `policy_version` is the staleness in steps."""
     reference_version: Int32
     """Version of the reference at that step: the number of its updates before."""
     reward_error: str | None
@@ -210,7 +210,7 @@ class EvaluationSampleRow:
     answer: str
     """Right answer of the problem."""
     extracted: str | None
-    """Answer that the scorer extracted; responses with the same one vote together in maj@k."""
+    """Answer that the scorer extracted. For maj@k, responses with equal extracted answers count as one vote group."""
     score: float
     """Score, in reward units, without penalties."""
     correct: bool | None
@@ -252,15 +252,15 @@ class EvaluationScoreRow:
     item_id: str
     """Identity of the item in its set, the same for every policy."""
     value: float
-    """Value of the metric: of accuracy 1 or 0, of bits_per_byte the item's own bits per byte."""
+    """Value of the metric: 1 or 0 for accuracy; for bits_per_byte, the item's own bits per byte."""
     num_bytes: Int32 | None
-    """Bytes of a piece of text, by which bits_per_byte weights it; NULL of other metrics."""
+    """Bytes of a piece of text, by which bits_per_byte weights it; NULL for other metrics."""
     text: str
     """The question, or the piece of text."""
     response: str | None
-    """The likeliest choice; NULL of a text."""
+    """The likeliest choice; NULL for a text."""
     answer: str | None
-    """The right choice; NULL of a text."""
+    """The right choice; NULL for a text."""
     attempt: Int32 | None = None
     """Which start of the trainer measured it, as in `evaluations`."""
 

@@ -239,7 +239,7 @@ def _too_many_candidates(study: Study, experiment: Document) -> Iterator[Issue]:
         longest = max(counts, key=counts.__getitem__)
         given = f"{sum(counts.values())} candidates, each tried with the {num_values} values of the spec"
         allowed = f"at most {MAX_TRIED_VALUES} values in all that are tried"
-        yield Issue("too many candidates", ("parameters", longest), given, allowed, "search a range in their place")
+        yield Issue("too many candidates", ("parameters", longest), given, allowed, "search a range instead")
 
 
 def _num_tried(searched: Range) -> int:

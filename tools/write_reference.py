@@ -324,7 +324,7 @@ def _sums() -> list[str]:
 
 def _refused(issue: Issue, reasons: dict[str, int]) -> str:
     """A cell that refers to the reason, which is added to the others if it is new."""
-    reason = re.sub(r"^kl \w+ is", "a divergence over several tokens is", issue.message)
+    reason = re.sub(r"^`kl: \w+` is", "a divergence over several tokens is", issue.message)
     return f"refused: {reasons.setdefault(reason, len(reasons) + 1)}"
 
 

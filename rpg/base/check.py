@@ -14,8 +14,8 @@ def check_model(experiment: Experiment, model: NamedModel) -> None:
     """Raises SpecError for a model that the spec's sampler or training would refuse.
 
     The sampler refuses layers that it cannot hold. Training refuses scaled logits, experts whose load cannot be
-    balanced or whose choice cannot be replayed, heads that cannot be divided among ranks, and missing modules for
-    adapters; and a target that no entropy reaches.
+    balanced or whose choice cannot be replayed, heads that cannot be divided among ranks, missing modules for adapters,
+    and a target that the entropy cannot reach.
 
     A model that is not on this machine, or whose config builds no model, is skipped.
     """

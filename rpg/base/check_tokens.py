@@ -84,7 +84,7 @@ def _beyond(tokenizer: "PreTrainedTokenizerBase", size: int, rows: Sequence[Row]
     message = f"the tokenizer has ids up to {max(beyond)}, and the model's embedding has {size} rows"
     hint = "take the tokenizer that belongs to the model, or resize the model's embedding to the tokenizer's length"
     if not used:
-        hint += "; no prompt that was looked at has such a token"
+        hint += "; no checked prompt contains such a token"
     yield TokenIssue(Issue(message, ("model", "path"), given, f"ids up to {size - 1}", hint), fatal=bool(used))
 
 

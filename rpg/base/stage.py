@@ -118,7 +118,7 @@ def _check_answers(problems: list[Any]) -> None:
     if not any(problem.answer for problem in problems):
         raise SpecError(
             Issue(
-                "a warm-up learns gold answers, and the training problems have none",
+                "a warm-up learns gold answers, but the training problems have none",
                 path=("warm_up",),
                 hint="leave warm_up out, or train on a set with answers",
             )
@@ -257,7 +257,7 @@ _CODE_HINT = (
     "not have cannot be trained"
 )
 _SAFETENSORS_HINT = (
-    "pickled weights (*.bin) can run code and are not read; where you trust them, convert them: "
+    "pickled weights (*.bin) can run code and are not read; if you trust them, convert them: "
     "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
 )
 _HUB_HINT = "without a network, give the directory of a downloaded model"

@@ -118,7 +118,7 @@ def end_token(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") ->
         if named := token_ids(getattr(each, "eos_token_id", None)):
             return named[0]
     hint = "name eos_token in the model's tokenizer, or eos_token_id in its generation_config.json"
-    raise SpecError(Issue("a warm-up teaches an end token, and the model has none", ("warm_up",), hint=hint))
+    raise SpecError(Issue("a warm-up teaches an end token, but the model has none", ("warm_up",), hint=hint))
 
 
 def _examples(tokenizer: "PreTrainedTokenizerBase", problems: Sequence[Problem], data: Data, end: int) -> list[Example]:

@@ -133,7 +133,7 @@ def certify(objective: Objective, turns: Turns = "one") -> Certificate:
     objective, given = _few_likeliest(objective), objective
     divergence = objective.claim_divergence if objective.claims_divergence else ""
     weighed, alone = objective.with_kl_coef(1.0 if divergence else 0.0), objective.with_kl_coef(0.0)
-    # The clip of a formula may depend on any value, so that its own coefficient is tested too.
+    # The clip of a formula may depend on any value, so the formula is tested with its own coefficient too.
     tested = [weighed, objective] if isinstance(objective, FormulaObjective) and objective != weighed else [weighed]
     slopes = token_gradients(weighed, cases, turns)
     penalty = token_gradients(alone, cases, turns) - slopes if divergence and alone != weighed else None
@@ -141,7 +141,7 @@ def certify(objective: Objective, turns: Turns = "one") -> Certificate:
     gradients = _gradients(tested, cases, turns, divergence)
     findings = tuple(_finding(cases, index, slopes, gradients, penalty, divergence) for index in range(len(SITUATIONS)))
     far_errors = _errors(far, _gradients(tested, far, turns, divergence))
-    # A clip too wide to act on policies that are near makes the gradient wrong all the same.
+    # A clip that is too wide to act on near policies still makes the gradient wrong for distant ones.
     findings = tuple(
         replace(finding, error=error) if finding.error <= TOLERANCE and not error <= TOLERANCE else finding
         for finding, error in zip(findings, far_errors, strict=True)

@@ -29,7 +29,7 @@ def in_words(certificate: Mapping[str, Any], *, updates: int, max_staleness: int
     if partial := certificate.get("partial"):
         meaning += f" {of_partial(partial, certificate['tolerance'])}"
     if moved := listed(certificate.get("closed_loops", {})):
-        meaning += f" A closed loop moves {moved}: the certificate is of that start."
+        meaning += f" A closed loop changes {moved}: the certificate holds for these initial values."
     if left_out := listed(certificate.get("not_covered", {})):
         meaning += f" The certificate does not cover what these keys of the spec do to the gradient: {left_out}."
     return worded | {"meaning": meaning}
@@ -106,7 +106,7 @@ def _meaning(certificate: Mapping[str, Any], updates: int, max_staleness: int) -
         )
     if claim == "never":
         return (
-            f"This run's objective has not the gradient of {claimed} and does not claim to: on average it is "
+            f"This run's objective does not have the gradient of {claimed} and does not claim to: on average it is "
             f"{on_policy} in the first update of a step and {off_policy} in later ones. It may train well all the same."
         )
     if max_staleness:

@@ -112,7 +112,7 @@ class Checkpoints:
                 if not (damage := defect(path) or self._superseded(path, step)):
                     newest = step
                     break
-                print(f"checkpoint {path} is broken ({damage}): passed over for the one before", file=sys.stderr)
+                print(f"checkpoint {path} is broken ({damage}); an earlier checkpoint is used", file=sys.stderr)
                 set_aside = path.with_name(f".{path.name}.broken")
                 shutil.rmtree(set_aside, ignore_errors=True)
                 path.rename(set_aside)
@@ -162,7 +162,7 @@ class Checkpoints:
         went_back = any(
             attempt.get("lease", 0) > lease and attempt.get("resumed_from_step", step) < step for attempt in attempts
         )
-        return "it is of a trainer from which the run was taken over" if lease and went_back else ""
+        return "a trainer wrote it after another one had taken over the run" if lease and went_back else ""
 
     def _publish(self, step: int) -> None:
         """Gives the written directory its final name, and deletes the checkpoints that are not kept."""

@@ -145,7 +145,7 @@ def _read(source: Source, problems: Iterator[SourceProblem], path: Path) -> Iter
             yield problem
     except MemoryError:
         given = ", ".join(map(str, named))
-        message = f"reading it takes more than {most >> 30} GiB of memory, the most for its size"
+        message = f"reading it takes more than {most >> 30} GiB of memory, the limit for a file of its size"
         hint = "write the file again, with each row's values in full"
         raise SpecError(Issue(message, (*path, "path"), given, hint=hint)) from None
     except SpecError as error:

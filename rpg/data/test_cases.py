@@ -43,8 +43,8 @@ class TestCases:
     setup: str = ""
     """Code that runs before the program, for tests of kind assert."""
     grader: Literal["apps", "livecodebench"] = "apps"
-    """Grader that compares outputs. That of APPS, which TACO and later sets use, accepts close numbers and, in place of
-    a value, a list that holds it."""
+    """Grader that compares outputs. APPS's grader, which TACO and later sets use, accepts numbers that are close, and a
+    list with the expected value instead of the value."""
 
     def as_data(self) -> dict[str, Any]:
         """Returns the form in which the tests are stored with the problem."""

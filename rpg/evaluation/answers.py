@@ -66,7 +66,8 @@ def drift_responses(
     """Returns responses that the sampler draws from the policy's full distribution, by problem: at temperature 1,
     without top_p or top_k.
 
-    They are the answers if these are drawn so, which follows from the spec; otherwise as many others are sampled. All
+    If the spec has the answers drawn that way, the result is these answers; otherwise as many further responses are
+    sampled. All
     ranks call it and get all responses.
 
     Args:

@@ -89,7 +89,7 @@ def evaluate_exported(
             recorder.writer.flush()
             fence.check()
             if by_step[step].inode != inodes[step]:
-                print(f"step {step}: exported again meanwhile; to be measured again", flush=True)
+                print(f"step {step}: exported again during the measurement; will be measured again", flush=True)
                 continue
             results.publish(aside, policy, by_step[step].attempt, summary)
             results.record(step, run_id, by_step[step].attempt)

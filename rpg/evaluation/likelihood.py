@@ -2,8 +2,8 @@
 
 A question with choices is right if the right choice has the largest logprob, divided as the set says. A text's bits per
 byte are minus the logprob of all its tokens to the base 2, over its bytes. Spaces at the end of a prompt belong to the
-choice, and a text's first token follows the tokenizer's token for the beginning of a text, or for its end if it has no
-other, as in lm-eval.
+choice, and a text's first token follows the tokenizer's token for the beginning of a text, or its token for the end of
+a text if it has no other, as in lm-eval.
 """
 
 import math
@@ -103,9 +103,9 @@ def tokenized_sets(
     """Returns the sets of these items, in their order.
 
     Args:
-        context: most tokens of the model; None if it has no limit.
+        context: longest context of the model, in tokens; None if the model has no limit.
     Raises:
-        SpecError: a question with a choice is longer than the context.
+        SpecError: a question, together with one of its choices, is longer than the context.
     """
     found = []
     for dataset in dict.fromkeys(item.dataset for item in items):
@@ -133,7 +133,7 @@ def _choices(item: Item, tokenizer: Any, context: int | None) -> Iterator[TokenS
         if context is not None and len(ids) > context:
             raise SpecError(
                 Issue(
-                    f"a question of `{item.dataset}` with a choice is longer than the model's context",
+                    f"a question of `{item.dataset}` and one of its choices are longer than the model's context",
                     ("data", "evaluation"),
                     given=f"{len(ids)} tokens: {item.text[:80]!r}",
                     allowed=f"at most {context} tokens",
@@ -147,8 +147,8 @@ def first_token(tokenizer: Any) -> int:
     """Returns the token to put before the first token of a text. Raises SpecError if the tokenizer has none."""
     first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if first is None:
-        hint = "take a model whose tokenizer has one, or give every question a prompt"
-        raise SpecError(Issue("the tokenizer has no token to begin a text with", ("data", "evaluation"), hint=hint))
+        hint = "take a model whose tokenizer has a BOS or EOS token, or give every question a prompt"
+        raise SpecError(Issue("the tokenizer has no token that can begin a text", ("data", "evaluation"), hint=hint))
     return int(first)
 
 

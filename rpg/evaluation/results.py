@@ -2,8 +2,8 @@
 
 A result is a directory `concurrent/FINGERPRINT/step-N` of the run: the segments that the evaluate stage would write,
 and result.json. It holds the digests of the measured weights and the attempt of training that exported them. Its rows
-are also in the run's own segments, as rows of that attempt, so they are visible at once. They no longer count when the
-evaluate stage has ended, whose result has all checkpoints, or when a later attempt exports the step again.
+are also in the run's own segments, as rows of that attempt, so they are visible at once. They no longer count once the
+evaluate stage has ended, because its result has all checkpoints, or once a later attempt exports the step again.
 """
 
 import shutil
@@ -100,4 +100,4 @@ class ConcurrentResults:
         try:
             writer.flush()
         except FileExistsError:
-            print(f"step {step}: measured with other settings before; on record once the evaluate stage has ended")
+            print(f"step {step}: measured before with other settings; recorded when the evaluate stage ends")

@@ -78,7 +78,7 @@ def _taken(
         if results and summary is not None:
             results.copy_rows(policy.step, out)
             summaries[policy.step] = summary
-            print(f"step {policy.step}: was measured while training went on", flush=True)
+            print(f"step {policy.step}: was measured during training", flush=True)
     return summaries
 
 
@@ -86,7 +86,7 @@ def chosen(spec: Experiment, base: Path, run: Path | None) -> list[MeasuredPolic
     """Returns the checkpoints that the spec asks for, by step."""
     wanted, every = spec.evaluation.checkpoints, spec.training.export_every_steps
     trained = _exported(run) if run is not None else []
-    # Weights may have been exported for another reason, as the best so far.
+    # Weights may have been exported for another reason, such as being the best so far.
     on_the_way = [each for each in trained[:-1] if wanted == "all" and every and each.step % every == 0]
     return [*([] if wanted == "final" else [MeasuredPolicy(0, base)]), *on_the_way, *trained[-1:]]
 

@@ -145,7 +145,7 @@ def _chunk(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None) -
     ):
         raise ValueError(
             f"hidden {list(hidden.shape)}, weight {list(weight.shape)} and targets {list(targets.shape)} "
-            "must be [tokens, hidden size], [vocabulary, hidden size] and [tokens]"
+            "must be [tokens, hidden size], [vocabulary, hidden size] and [tokens] or [tokens, several]"
         )
     return chunk or max(CHUNK_ON_GPU if hidden.is_cuda else 1, CHUNK_ELEMENTS // weight.shape[0])
 
@@ -300,7 +300,7 @@ class _Comparison:
         mass = torch.ones_like(total) if is_whole else reference.sum(-1)
         reverse, forward = _dot(exponentials, log_ratio) / total, -_dot(reference, log_ratio)
         self._inner[part], self._mass[part] = reverse, mass
-        # Both are at least 0 but for rounding.
+        # Both are at least 0, apart from rounding.
         self.reverse[part] = (reverse - 1 + mass).clamp(min=0)
         self.forward[part] = (forward + 1 - mass).clamp(min=0)
         match self._compared.divergence:

@@ -179,7 +179,7 @@ def _attend(
         if segment.prompt:
             k, v = _behind(prompt[0], k), _behind(prompt[1], v)
         else:
-            prompt = k[-1:], v[-1:]  # if responses follow, it is theirs
+            prompt = k[-1:], v[-1:]  # the prompt of the responses that follow, if any
         parts.append(_causal(q, k, v, packing, scaling, sliding_window).transpose(1, 2).flatten(0, 1))
     return torch.cat(parts)[None]
 
@@ -285,7 +285,7 @@ def activate_if_right(name: str, device: torch.device, dtype: torch.dtype) -> bo
     except Exception as failure:  # any error of the package on this machine
         why = str(failure)
     torch.nn.attention.restore_flash_attention_impl()
-    logging.getLogger(__name__).warning("%s is installed and not used: %s", name, why)
+    logging.getLogger(__name__).warning("%s is installed but not used: %s", name, why)
     return False
 
 

@@ -37,7 +37,7 @@ class PackingTrial:
     def __str__(self) -> str:
         if not math.isfinite(self.difference):
             return "responses are padded, which takes longer: the model's attention does not keep them apart in a row"
-        given = f"in a row their logprobs are {self.difference:.1e} of their spread from those of each alone"
+        given = f"in one row their logprobs differ by {self.difference:.1e} of their spread from those of each alone"
         if self.keeps_apart:
             return f"responses are packed: {given}"
         return f"responses are padded, which takes longer: {given}, allowed {self.tolerance:g}"

@@ -65,8 +65,8 @@ class Policy(nn.Module):
                 per token]
             own_logits: for a check: return logprobs from the model's own logits without noise, and instead of the
                 entropies the rounding error of the largest logit, nats. []
-            describes: return the fields of `ReferenceRows` instead of the entropies, for a later comparison. (k, v) are
-                the k most likely ones of the first v tokens, (0, v) the hidden states and the output head. (0, v)
+            describes: return the fields of `ReferenceRows` instead of the entropies, for a later comparison. (k, v)
+                requests the k most likely of the first v tokens, (0, v) the hidden states and the output head. (0, v)
                 computes no logits and returns None instead of the logprobs.
             compares: return the fields of `StateDivergence` as well, the policy's divergence from these rows, and the
                 logprobs of `targets` under the rows; None if these are of the most likely tokens.

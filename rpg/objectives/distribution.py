@@ -109,7 +109,7 @@ def of_logits(
         return over_tokens(divergence, logprobs, ref_logprobs, outside)
     if token_ids is None:
         raise ValueError(
-            "kl top_k needs token_ids to find whether the sampled token is among the reference's likeliest"
+            "`kl: top_k` needs `token_ids` to find whether the sampled token is among the reference's likeliest"
         )
     likeliest, ids = ref_logprobs.topk(min(top_k, logits.shape[-1]), dim=-1)
     outside = (ids != token_ids[..., None]).all(-1)

@@ -5,7 +5,7 @@ expected gradient is that of the divergence. Both are exact for one token, and f
 those of the whole response. π_old and π_ref are constants; the symbols are those of `terms`. docs/objectives.md shows
 the first two lines of each weight and the first of each loss.
 
-If the divergence at a state is summed over tokens (`StateDivergence`), the sampled token weighs only the rest:
+If the divergence at a state is summed over tokens (`StateDivergence`), the sampled token's weight covers only the rest:
 itself if it is outside of the sum, and at level to_go the divergence of later states.
 
 Source: Zhang 2025, arXiv:2505.17508, Props 3.2, 3.6, E.1, E.3. Differs: the sampler and the reference may be two

@@ -124,7 +124,7 @@ def token_losses(
     """
     if state is None and isinstance(objective, RegularizedObjective) and objective.summed_over != "sampled":
         if logits is None or ref_logits is None:
-            raise ValueError(f"kl {objective.kl} needs logits and ref_logits")
+            raise ValueError(f"`kl: {objective.kl}` needs `logits` and `ref_logits`")
         counted = _counted_states(response_mask, logits, ref_logits, token_ids)
         state = of_logits(objective.divergence, *counted, top_k=objective.top_k, token_ids=token_ids)
     batch = TokenBatch(
@@ -146,7 +146,7 @@ def _counted_states(
     if not fits or (token_ids is not None and token_ids.shape != whole):
         given = {"response_mask": response_mask, "logits": logits, "ref_logits": ref_logits, "token_ids": token_ids}
         listed = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in given.items() if tensor is not None)
-        raise ValueError(f"logits are [batch, time, vocabulary] and all else [batch, time]; given: {listed}")
+        raise ValueError(f"logits must be [batch, time, vocabulary], all other inputs [batch, time]; given: {listed}")
     mask = (response_mask.detach() != 0)[..., None]
     if token_ids is not None:
         ids = token_ids[mask[..., 0]]

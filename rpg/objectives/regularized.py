@@ -47,7 +47,7 @@ def regularized_policy_gradient(objective: RegularizedObjective, terms: Terms) -
     if objective.summed_over == "sampled":
         terms = replace(terms, state=None)
     elif terms.state is None:
-        raise ValueError(f"kl {objective.kl} sums over tokens: the divergence at each state is missing")
+        raise ValueError(f"`kl: {objective.kl}` needs the divergence at each state, which is missing")
     if objective.estimator == "reinforce":
         weight, clipped = _clipped_weight(objective, terms)
         losses = -weight * terms.logprobs

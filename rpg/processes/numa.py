@@ -26,7 +26,7 @@ def bind_to_gpu(device: "torch.device") -> None:
     process, if there is one node, or if the node is unknown."""
     if device.type != "cuda":
         return
-    with suppress(OSError, ValueError, AttributeError):  # AttributeError: this torch does not tell the address
+    with suppress(OSError, ValueError, AttributeError):  # AttributeError: this torch does not report the address
         _bind([_address(device)])
 
 
@@ -62,7 +62,7 @@ def cpus_near(address: str, system: Path = _SYSTEM) -> set[int]:
         address: such as 0000:65:00.0.
         system: where sysfs is.
     Raises:
-        OSError: the system does not tell.
+        OSError: the system does not report the node.
     """
     node = int((system / "bus/pci/devices" / address / "numa_node").read_text(encoding="utf-8"))
     place = system / "devices/system"

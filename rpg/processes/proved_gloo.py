@@ -38,7 +38,7 @@ def _open(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGrou
         if not _proved(group, of_attempt):
             of_attempt.add("strangers", 1)
             print(
-                f"rank {rank}: another process than the launch's may have taken a rank's place; they meet again",
+                f"rank {rank}: a process outside the launch may have taken a rank's place; the ranks connect again",
                 file=sys.stderr,
                 flush=True,
             )

@@ -48,7 +48,7 @@ def refusals(experiment: Experiment) -> list[Issue]:
     if issue := rollouter.lacks():
         refused.append(replace(issue, path=("rollout", "rollouter", *issue.path)))
     if (tool := rollouter.runs_programs) and (lack := room.missing()):
-        message = f"the tool {tool} runs the policy's text, only in a sandbox: {lack.reason}"
+        message = f"the tool `{tool}` runs code that the policy writes, so it needs a sandbox: {lack.reason}"
         refused.append(Issue(message, ("rollout", "rollouter", "tools"), given=tool, hint=lack.hint))
     return refused
 

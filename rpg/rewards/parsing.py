@@ -102,7 +102,7 @@ class _Formula:
     """A reader of the expressions of a formula. It raises ValueError for an expression of an unknown kind."""
 
     def __init__(self, text: str, numbers: re.Pattern[str], reserved: Callable[[str], bool] | None) -> None:
-        """Args: the text, and the accepted numbers. `reserved`: see `formula`; None means that no names are allowed."""
+        """Takes the text and the accepted numbers. `reserved`: see `formula`; None means that no names are allowed."""
         self._lines = text.encode().splitlines(keepends=True)
         self._numbers, self._reserved = numbers, reserved
 

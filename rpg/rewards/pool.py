@@ -66,7 +66,7 @@ class WorkerPool(Scorer):
     """
 
     def __init__(self, reward: Reward, *, workers: int = 1) -> None:
-        """Args: the reward, and `workers`, the largest number of processes."""
+        """Takes the reward and `workers`, the largest number of processes."""
         self._reward = reward
         self._size = workers
         self._workers: list[_Worker] = []

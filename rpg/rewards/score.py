@@ -45,8 +45,8 @@ class Score:
     """Verdict on one response."""
 
     value: float
-    """The reward. If the scorer failed, the least value that the reward declares, else 0. In training a failure is at
-    most the least value of its group, with penalties."""
+    """The reward. If the scorer failed, the least value that the reward declares, else 0. In training the value of a
+    failed response is at most the least value of its group, penalties included."""
     correct: bool | None
     """Whether the value reaches the full mark. For a weighted sum, whether the first term's value does. None if the
     reward is graded."""
@@ -186,10 +186,10 @@ def _valid(reward: Reward, score: Score) -> Score:
     largest, least = reward.largest_value(), reward.worst_value()
     value, correct = number("value", score.value, largest), _plain(score.correct)
     if score.error is None and least is not None and value < least and not math.isclose(value, least, abs_tol=1e-9):
-        raise ValueError(f"value is {value!r}; allowed: at least {least:g}, which the reward declares as the least")
+        raise ValueError(f"value is {value!r}; allowed: at least {least:g}, the lowest value that the reward declares")
     if not (correct is None or isinstance(correct, bool)) or not isinstance(score.away, bool):
-        given = f"{(correct, score.away)!r:.200}"
-        raise ValueError(f"correct and away are {given}; allowed: True and False, and None for correct")
+        given = f"correct is {correct!r:.100} and away is {score.away!r:.100}"
+        raise ValueError(f"{given}; allowed: True or False, and for correct also None")
     text("extracted", score.extracted)
     error = text("error", score.error)
     if error is not None and len(error) > _LONGEST_REASON:
@@ -218,7 +218,7 @@ def _check_terms(reward: Reward, score: Score, largest: float) -> None:
     """Raises ValueError unless a score's terms are numbers with weights, with names that can be recorded."""
     terms, weights = score.terms, score.weights
     if not isinstance(terms, dict) or not isinstance(weights, dict) or terms.keys() != weights.keys():
-        raise ValueError("terms and weights must be numbers with the same names")
+        raise ValueError("terms and weights must be mappings from the same names to numbers")
     if len(terms) > _MOST_TERMS:
         raise ValueError(f"it has {len(terms)} terms; allowed: at most {_MOST_TERMS}")
     for name, value in terms.items():
@@ -326,7 +326,7 @@ def without_answer(problem: Problem, reward: str) -> Issue | None:
     if problem.answer.strip():
         return None
     return Issue(
-        f"reward.type {reward} compares with the answer, and this problem has none",
+        f"`reward.type: {reward}` compares a response with the problem's answer, but this problem has no answer",
         given=problem.prompt[:80],
         hint="name the column of the answers, fix the row, or use a reward that needs no answer",
     )
@@ -411,7 +411,7 @@ def prove(scores: Sequence[Score], *, of_sampled: float = 0.0) -> None:
         raise RewardAwayError(f"the reward's service did not answer for {failures(scores)}")
     if of_sampled > 0.5:
         kind = RewardAwayError if away > own else RewardFailedError
-        why = f"; of those kept, {failures(scores)}" if own or away else ""
+        why = f"; among the responses that were kept: {failures(scores)}" if own or away else ""
         raise kind(f"the reward failed on {of_sampled:.0%} of the responses that were sampled for the step{why}")
 
 

@@ -51,7 +51,7 @@ def read_request(body: Any) -> Request:
         raise ChatError("a request has a list of messages")
     for name, nothing in _UNLIKE.items():
         if body.get(name) not in (nothing, None, []):
-            raise ChatError(f"the policy answers once, to its own end: leave {name} out")
+            raise ChatError(f"the policy samples one answer, which it ends itself: leave {name} out")
     if (body.get("response_format") or {}).get("type", "text") != "text":
         raise ChatError("the policy answers in text: leave response_format out")
     if body.get("tool_choice") not in (None, "auto", "none"):

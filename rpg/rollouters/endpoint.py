@@ -109,7 +109,7 @@ class Line:
         try:
             return self._arrived.get(timeout=seconds)
         except Empty:
-            return Ended(error=f"it did not ask, nor end, within {seconds:g} s")
+            return Ended(error=f"it neither sent a request nor ended within {seconds:g} s")
 
     def close(self, why: str) -> None:
         """Refuses waiting and later requests. The reader of the queue gets the program's end."""
@@ -292,7 +292,7 @@ def _usage(reply: Reply) -> dict[str, int]:
 
 
 def _no_key() -> "Response":
-    return _error(401, "this key is that of no response that is under way", "authentication_error")
+    return _error(401, "this key belongs to no response in progress", "authentication_error")
 
 
 def _error(status: int, message: str, kind: str) -> "Response":

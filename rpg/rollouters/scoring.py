@@ -27,7 +27,7 @@ class Scoring:
         reward_at: Callable[[str], Reward],
         with_turns: bool = False,
     ) -> None:
-        """Args: the scorer, and the problems.
+        """Takes the scorer and the problems.
 
         Args:
             tokenizer: the policy's tokenizer.

@@ -388,7 +388,7 @@ class Conversations:
 
 def _no_room(conversation: Conversation, room: int) -> Issue:
     return Issue(
-        "the text before the policy's first turn leaves it no room",
+        "the text before the policy's first turn leaves the policy no room",
         ("rollout", "max_response_length"),
         given=f"{room}; {conversation.length} tokens are given",
         allowed=f"at least {conversation.length + 1}: it includes given tokens",

@@ -206,7 +206,7 @@ class PartialSampling:
         on_group: Callable[[OpenGroup], None],
         exchange: ranks.Exchange,
     ) -> None:
-        """Args: the groups, and the sampler.
+        """Takes the groups and the sampler.
 
         Args:
             groups: the open groups.

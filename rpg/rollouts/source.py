@@ -52,9 +52,9 @@ class RolloutSource:
     steps, the initial weights) in a separate thread, while the learner trains. So the weights that sample a batch are
     fixed, whatever the timing.
 
-    A batch that fails cannot be sampled later: once the step trained meanwhile is done, only the sampler holds the
-    weights that the batch needs. A checkpoint of that step could not be resumed from, so the run ends without one, and
-    is resumed from the checkpoint before.
+    A batch whose sampling fails cannot be sampled later. Only the sampler still has the weights that the batch needs,
+    because the learner has trained another step at the same time. A run could not resume from a checkpoint of that
+    step. So the run ends without writing one, and resumes from the checkpoint before.
     """
 
     def __init__(self, components: TrainerComponents) -> None:

@@ -92,7 +92,7 @@ class RankStream:
         clock: Stopwatch,
         by_term: bool = False,
     ) -> None:
-        """Args: the rank's share.
+        """Takes the rank's share.
 
         Args:
             admission: the step's admission.

@@ -311,12 +311,13 @@ def response_limits(
         ValueError: a prompt is empty, leaves no room for a response, or lacks a seed or a limit.
     """
     if len(prompts) != len(seeds):
-        raise ValueError(f"{len(prompts)} prompts and {len(seeds)} seeds; one each is needed")
+        raise ValueError(f"{len(prompts)} prompts but {len(seeds)} seeds: each prompt needs exactly one seed")
     for index, prompt in enumerate(prompts):
         if not 0 < len(prompt) < max_length:
-            allowed = f"1 to {max_length - 1} leave room for a response"
+            allowed = f"allowed: 1 to {max_length - 1}, which leave room for a response"
             raise ValueError(f"prompt {index} has {len(prompt)} tokens; {allowed}")
     most = [sampling.max_response_length] * len(prompts) if limits is None else limits
     if len(most) != len(prompts) or min(most, default=1) < 1:
-        raise ValueError(f"limits {list(most)} of {len(prompts)} prompts; one each of at least 1 is needed")
+        given = f"{len(prompts)} prompts but limits {list(most)}"
+        raise ValueError(f"{given}: each prompt needs exactly one limit, of at least 1")
     return [min(limit, max_length - len(prompt)) for prompt, limit in zip(prompts, most, strict=True)]

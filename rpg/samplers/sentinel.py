@@ -67,7 +67,7 @@ class Sentinel:
         token_tolerance: float | None = None,
         as_precise_as_learner: bool = True,
     ) -> None:
-        """Args: the probe, and its tolerances.
+        """Takes the probe and its tolerances.
 
         Args:
             tolerance: the largest mean difference over the probe's tokens that is allowed, nats.

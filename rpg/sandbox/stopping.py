@@ -185,7 +185,7 @@ class Signals:
             signal.pidfd_send_signal(process, signal.SIGSTOP)
 
     def _look(self) -> dict[int, _Process]:
-        """Returns the existing processes, by id. A process that ends meanwhile counts as running."""
+        """Returns the existing processes, by id. A process that ends during the listing counts as running."""
         found: dict[int, _Process] = {}
         left = _children(self._keeper, self._keeper)  # it has no other threads
         while left:

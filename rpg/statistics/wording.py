@@ -45,10 +45,11 @@ def of_runs_like_these(num_seeds: int) -> str:
 
     Example:
         >>> of_runs_like_these(5)
-        'So gains a run that does not collapse; 5 seeds allow for up to 45 % of runs that do.'
+        'This holds for a run that does not collapse; with 5 seeds, up to 45 % of runs may collapse.'
     """
     share = 100 * (1 - (1 - _CONFIDENT) ** (1 / num_seeds))
-    return f"So gains a run that does not collapse; {num_seeds} seeds allow for up to {share:.0f} % of runs that do."
+    of_runs = f"up to {share:.0f} % of runs may collapse"
+    return f"This holds for a run that does not collapse; with {num_seeds} seeds, {of_runs}."
 
 
 def sentence(

@@ -123,7 +123,7 @@ def _no_conversation(why: str) -> SpecError:
             "the model's chat template does not support conversations",
             path=("rollout", "rollouter", "words"),
             given=f"the template; {why}"[:300],
-            hint='write what stands around the user\'s words, such as `words: "\\nUser: {words}\\nAssistant: "`',
+            hint='write the text around the user\'s words, such as `words: "\\nUser: {words}\\nAssistant: "`',
         )
     )
 
@@ -158,7 +158,7 @@ class _Tags:
 
 
 class _Hermes:
-    """Format with JSON in <tool_call>, any number of calls in a turn."""
+    """Format with JSON in `<tool_call>`, any number of calls in a turn."""
 
     stop: tuple[str, ...] = ()
 

@@ -62,12 +62,13 @@ class Tool(ToolSection):
 
 class FunctionTool(Tool):
     """A plain function with types and a docstring, as an installed package offers it. It is called in a process of its
-    own, which is ended where the answer takes too long."""
+    own, which is ended if the answer takes too long."""
 
     function: ClassVar[Callable[..., Any]]
 
     environment: tuple[str, ...] = execution(())
-    """Names of environment variables that the function may read, beside those of its user's home and languages."""
+    """Names of environment variables that the function may read, in addition to those of its user's home and
+    languages."""
 
     def describe(self) -> dict[str, Any]:
         """See Tool. Transformers reads the function's types and docstring."""

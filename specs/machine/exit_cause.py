@@ -47,7 +47,8 @@ same, because a service that the reward asks did not answer. program_error: an e
 again, such as an index out of range. stopped: at the user's request."""
 
 RETRIED = frozenset({"out_of_memory", "lost_peer", "preempted", "hung", "reward_away", "other"})
-"""Retryable causes. out_of_memory is retried once, with smaller microbatches, which only the learner has."""
+"""Retryable causes. out_of_memory is retried once, with smaller microbatches. The sampler has none, so
+sampler_out_of_memory is not retried."""
 
 _WORDS: tuple[tuple[Cause, str], ...] = (
     # Before the others, since the words of the reward's own exception follow in the same text.

@@ -115,7 +115,7 @@ def leased(
         )
     directory = _directory()
     while (leases := _take(directory, slots, count, holder)) is None:
-        message = f"{count} of {len(slots)} GPU slots are needed; {holders(slots) or 'all are free in a moment'}"
+        message = f"{count} of {len(slots)} GPU slots are needed; {holders(slots) or 'none is held now'}"
         if waiting is None:
             raise TooFewSlotsError(message)
         waiting(message)
@@ -158,7 +158,7 @@ class _Lease:
         try:
             os.fchmod(self._file, 0o644)  # whatever the umask: other users must be able to test the lock
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.fstat(self._file).st_nlink:  # removed by a process that took it for a dead one's
+            if not os.fstat(self._file).st_nlink:  # another process took it for a dead process's file and removed it
                 raise BlockingIOError
         except OSError:
             self.release()
@@ -196,7 +196,7 @@ def _directory() -> Path:
         mode = path.stat().st_mode
         if not stat.S_ISDIR(mode) or (mode & stat.S_IWOTH and not mode & stat.S_ISVTX):
             raise TooFewSlotsError(
-                f"{DIRECTORY} {path} must be a directory, and sticky where all may write: chmod 1777"
+                f"{DIRECTORY} {path} must be a directory, and sticky if all users may write to it: chmod 1777"
             )
         return path
     for path in _SHARED_DIRECTORIES:
@@ -205,7 +205,9 @@ def _directory() -> Path:
             open_to_all = stat.S_IWOTH | stat.S_ISVTX
             if stat.S_ISDIR(status.st_mode) and status.st_uid == 0 and status.st_mode & open_to_all == open_to_all:
                 return path
-    raise TooFewSlotsError(f"none of {', '.join(map(str, _SHARED_DIRECTORIES))} is root's and sticky: set {DIRECTORY}")
+    raise TooFewSlotsError(
+        f"none of {', '.join(map(str, _SHARED_DIRECTORIES))} is a sticky directory of root: set {DIRECTORY}"
+    )
 
 
 def _take(directory: Path, slots: Sequence[str], count: int, holder: str) -> list[_Lease] | None:
@@ -222,7 +224,7 @@ def _take(directory: Path, slots: Sequence[str], count: int, holder: str) -> lis
                     leases.append(lease)
         except OSError as error:
             _release(leases)
-            message = f"{directory} takes no lease: {error.strerror}; {DIRECTORY} may name another directory"
+            message = f"no lease can be written in {directory}: {error.strerror}; set {DIRECTORY} to another directory"
             raise TooFewSlotsError(message) from error
         except BaseException:
             _release(leases)

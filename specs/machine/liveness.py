@@ -133,8 +133,8 @@ class LeaseRecord:
     def is_held(self, *, beats: bool | None = None) -> bool:
         """Returns whether the holder executes the run.
 
-        A holder on this host does while its process lives; a stopped one (SIGSTOP) only while its heartbeat is fresh. A
-        holder on another host does while its heartbeat is fresh.
+        A holder on this host executes it while its process lives; a stopped process (SIGSTOP) counts only while its
+        heartbeat is fresh. A holder on another host executes it while its heartbeat is fresh.
 
         Args:
             beats: whether a `LeaseWatch` found the heartbeat fresh. None: the time written in it decides.

@@ -39,13 +39,13 @@ def _named(script: str, search: str) -> list[str]:
         return []
     interpreter, _, argument = line.replace("\t", " ").strip(" ").partition(" ")
     if not os.path.isabs(interpreter) or not _may_run(interpreter):
-        raise _absent(script, line, interpreter, "a program that is on this machine, by its whole path")
+        raise _absent(script, line, interpreter, "the absolute path of a program on this machine")
     name = _begun_by_env(argument.strip(" ")) if os.path.basename(interpreter) == "env" else ""
     if not name:
         return [interpreter]
     begun = shutil.which(name, path=search)
     if not begun:
-        raise _absent(script, line, name, f"a program on the PATH that it finds, {search}")
+        raise _absent(script, line, name, f"a program on the PATH that env searches: {search}")
     return [interpreter, os.path.abspath(begun)]
 
 
@@ -78,8 +78,8 @@ def _absent(script: str, line: str, name: str, allowed: str) -> IssueError:
     if line.endswith("\r"):
         hint = "save the script with the line ends of Unix: the carriage return at the end counts as part of the name"
     elif " " in name:
-        hint = f"env takes all that follows for one name; write #!/usr/bin/env -S {name}"
+        hint = f"env takes the rest of the line as one name; write #!/usr/bin/env -S {name}"
     else:
         hint = "install it, fix the script's first line, or write the interpreter before the script in the command"
     shown = f"{script} begins with #!{line}".replace("\r", "\\r")
-    return IssueError(Issue("the script's interpreter is not here", (), shown, allowed, hint=hint))
+    return IssueError(Issue("the script's interpreter is not on this machine", (), shown, allowed, hint=hint))

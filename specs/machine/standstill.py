@@ -26,8 +26,8 @@ _EVERY_SECONDS = 1.0
 _LONGEST_LOOK_SECONDS = 30.0
 _LOOKS_IN_ALL = 10
 _LOOKS_FOR_STACKS = 3
-"""Number of checks that a rank waits after it has printed its stacks. The other ranks print theirs meanwhile, because
-their file systems may show the file's time later."""
+"""Number of checks that a rank waits after it has printed its stacks. In that time the other ranks print theirs: their
+file systems may show the file's time later."""
 
 _shown_at = 0.0
 
@@ -71,7 +71,7 @@ def watch_for_standstill(directory: Path, seconds: float) -> None:
 def _watch(directory: Path, seconds: float) -> None:
     look_seconds = min(seconds / _LOOKS_IN_ALL, _LONGEST_LOOK_SECONDS)
     message = f"no rank has worked for {seconds:g} s: no token, pass, score or exchange"
-    # Checks are counted, not seconds: a suspended process has not checked meanwhile.
+    # Checks are counted, not seconds: a suspended process makes no checks.
     most = round(seconds / look_seconds)
     for still in _looks_without_work(directory / SIGN, look_seconds):
         if still == most:

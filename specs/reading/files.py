@@ -245,9 +245,9 @@ def _absolute_texts(node: YamlNode, kind: PathKind) -> YamlNode:
 
 
 _NOT_IN_EVALUATIONS = {
-    "model": "an evaluation lists its models: `models`",
-    "matrix": "an evaluation's runs are its models, each with each entry of `sampling`",
-    "seeds": "the sampling has one seed: evaluation.seed",
+    "model": "an evaluation lists its models under `models`",
+    "matrix": "an evaluation has a run for each pair of a model and an entry of `sampling`",
+    "seeds": "an evaluation has one seed, for sampling: `evaluation.seed`",
 }
 
 

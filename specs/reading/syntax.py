@@ -117,7 +117,7 @@ def _quote(complaint: _Complaint) -> SyntaxMistake | None:
         if "escape character" in complaint.problem:
             escape = f"\\{complaint.sign(complaint.line, complaint.column)}"
             hint = "write the backslash twice, or use '...', which has no escapes"
-            return SyntaxMistake(complaint.line + 1, f'"..." knows no `{escape}`', hint)
+            return SyntaxMistake(complaint.line + 1, f'"..." has no escape `{escape}`', hint)
         return _never_closed(complaint, complaint.begun_line, complaint.begun_column)
     quoted = _quoted_before(complaint)
     if quoted is None or quoted.end_mark.line < complaint.line:
@@ -225,7 +225,7 @@ def _item(complaint: _Complaint) -> SyntaxMistake | None:
         return SyntaxMistake(complaint.line + 1, "an item of a list on the line of its key", hint)
     if "block scalar" in complaint.context:
         sign = complaint.sign(complaint.begun_line, complaint.begun_column)
-        hint = f"after `{sign}` the text begins on the next line; a text with `{sign}` in front takes quotes"
+        hint = f"after `{sign}` the text begins on the next line; put a text that begins with `{sign}` in quotes"
         return SyntaxMistake(complaint.line + 1, f"text on the line of its `{sign}`", hint)
     return None
 

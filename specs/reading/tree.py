@@ -50,7 +50,8 @@ def positions_of(root: YamlNode) -> Positions:
     """Returns the positions of the root, of each section, and of every key and list item that is on a different line
     from its parent.
 
-    `specs.errors.locate` falls back to the holder, so that a line with a thousand seeds is stored once.
+    For any other key or item, `specs.errors.locate` uses the position of its parent. So a line with a thousand seeds is
+    stored once.
     """
     positions: Positions = {(): root.at}
 

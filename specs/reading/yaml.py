@@ -181,7 +181,7 @@ class _Composer:
         if node is None:
             if event.anchor in self._anchors:
                 raise SpecError(_at(self._where(event), f"the alias *{event.anchor} refers to itself"))
-            hint = 'a text that begins with `*` takes quotes: "..."'
+            hint = 'put a text that begins with `*` in quotes: "..."'
             raise SpecError(_at(self._where(event), f"the alias *{event.anchor} is not defined", hint=hint))
         self._count(self._sizes[event.anchor], event)
         return YamlNode(node.value, at)

@@ -47,7 +47,7 @@ def _groups(experiment: Experiment) -> Iterator[Issue]:
                 ("training", "group_size"),
                 given="1",
                 allowed="2 or more",
-                hint=f"raise it, or take another advantage.{name}",
+                hint=f"raise `training.group_size`, or take another `advantage.{name}`",
             )
 
 
@@ -62,7 +62,7 @@ def _advantage(experiment: Experiment) -> Iterator[Issue]:
                 "the mean of a group would be 0 or negative while some of its responses are right",
                 path,
                 given=f"group_mean with {'.'.join(map(str, at))}.type {reward.type}, which may be negative",
-                hint="take a reward of at least 0, such as exact_match or math_verify, or another scale",
+                hint="take a reward that is never negative, such as exact_match, or another `advantage.scale`",
             )
     penalties = [".".join(map(str, (*at, "overlong"))) for at, reward in experiment.rewards() if reward.overlong]
     if experiment.objective.penalizes_reward:
@@ -72,7 +72,7 @@ def _advantage(experiment: Experiment) -> Iterator[Issue]:
             "a penalty makes the mean of a group 0 or negative while some of its responses are right",
             path,
             given=f"group_mean with {penalty}",
-            hint="leave the penalty out, or take another scale",
+            hint="leave the penalty out, or take another `advantage.scale`",
         )
     if experiment.advantage.rewards == "normalized_each":
         yield Issue(
@@ -85,23 +85,23 @@ def _advantage(experiment: Experiment) -> Iterator[Issue]:
 def _reference(experiment: Experiment) -> Iterator[Issue]:
     reference = experiment.reference
     if reference.source == "snapshot" and reference.update is None:
-        hint = "write when the snapshot is updated, e.g. update: {every_steps: 16}"
+        hint = "write when the snapshot is updated, e.g. `update: {every_steps: 16}`"
         yield Issue("missing", ("reference", "update"), allowed="the fields of a schedule", hint=hint)
     if reference.source != "snapshot" and reference.update is not None:
         yield Issue(
-            f"a reference of source {reference.source} is never updated",
+            f"a reference with `source: {reference.source}` is never updated",
             ("reference", "update"),
-            hint="leave update out, or write source: snapshot",
+            hint="leave `update` out, or write `source: snapshot`",
         )
     if reference.source == "model" and not reference.path:
         hint = "name the teacher: a directory, or a Hub id such as Qwen/Qwen3-4B"
         yield Issue("missing", ("reference", "path"), allowed="a model directory or a Hub id", hint=hint)
     if reference.source != "model" and reference.path:
         yield Issue(
-            f"a reference of source {reference.source} comes from the policy",
+            f"a reference with `source: {reference.source}` comes from the policy",
             ("reference", "path"),
             given=reference.path,
-            hint="leave path out, or write source: model",
+            hint="leave `path` out, or write `source: model`",
         )
 
 
@@ -155,7 +155,7 @@ def _evaluation_sets(experiment: Experiment) -> Iterator[Issue]:
             "there is no evaluation set",
             ("evaluation", "every_steps"),
             given=str(experiment.evaluation.every_steps),
-            hint="name a set in data.evaluation, or leave every_steps out",
+            hint="name a set in `data.evaluation`, or leave `every_steps` out",
         )
 
 
@@ -234,9 +234,9 @@ def _record(experiment: Experiment) -> Iterator[Issue]:
         yield Issue(
             "token rows would contain the responses that record.rollouts leaves out",
             ("record", "tokens"),
-            given=f"{record.tokens} with rollouts none",
+            given=f"{record.tokens} with `rollouts: none`",
             allowed="none",
-            hint="write tokens: none too, or leave rollouts out",
+            hint="write `tokens: none` too, or leave `rollouts` out",
         )
 
 

@@ -67,7 +67,7 @@ def plateau(experiment: Experiment) -> Iterator[Issue]:
             "nothing is evaluated during training",
             ("reference", "update", "plateau"),
             given=str(update.plateau),
-            hint="write evaluation.every_steps, or leave plateau out",
+            hint="write `evaluation.every_steps`, or leave `plateau` out",
         )
     elif update and update.plateau and not experiment.answers_sets:
         hint = "name a set of problems in data.evaluation, or leave plateau out"
@@ -83,7 +83,7 @@ def resets(experiment: Experiment) -> Iterator[Issue]:
             "the reference is updated every step, and the optimizer would be reset each time",
             ("reference", "update", "reset_optimizer"),
             given="true with ema_decay alone",
-            hint="give a condition such as every_steps or plateau, or leave reset_optimizer out",
+            hint="write a condition such as `every_steps` or `plateau`, or leave `reset_optimizer` out",
         )
 
 

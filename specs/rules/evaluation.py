@@ -22,10 +22,11 @@ def concurrent(experiment: Experiment) -> Iterator[Issue]:
             "the trainer evaluates its policy itself",
             _PATH,
             given=f"{ranks}, with evaluation.every_steps {evaluation.every_steps}",
-            hint="write checkpoints: all and training.export_every_steps, and leave every_steps out; or leave this out",
+            hint="write `checkpoints: all` and `training.export_every_steps` and leave `every_steps` out; or leave "
+            "`concurrent_ranks` out",
         )
     if not experiment.data.evaluation:
-        hint = "name a set in data.evaluation, or leave concurrent_ranks out"
+        hint = "name a set in `data.evaluation`, or leave `concurrent_ranks` out"
         yield Issue("there is no evaluation set", _PATH, given=str(ranks), hint=hint)
     if any(launcher.issues(experiment.training)):
         return  # these issues describe the nodes

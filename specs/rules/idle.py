@@ -186,7 +186,7 @@ def _exact(experiment: Experiment, _: object) -> str | bool:
         return f"{name}: old_logprobs are the engine's own"
     whole = (rollout.top_p, rollout.top_k) == (1, 0)  # else it corrects for the truncation
     given = f"engine {rollout.engine}, which samples with the learner's own weights and arithmetic"
-    return rollout.runs_learner_model and whole and f"{given}: it is for engine {_OTHER_ENGINES}"
+    return rollout.runs_learner_model and whole and f"{given}: a correction is for engine {_OTHER_ENGINES}"
 
 
 def unfinished_schedules(experiment: Experiment) -> Iterator[Issue]:
@@ -251,7 +251,7 @@ OF_TRAINING = (
         lambda e, _: (
             e.objective.summed_over == "full"
             and _at(e, ["objective", "level"]) == "token"
-            and "true with kl full, whose divergence no clip touches"
+            and "true with `kl: full`: no clip acts on its divergence"
         ),
         only="changed",
     ),
@@ -271,7 +271,7 @@ OF_TRAINING = (
         lambda e, _: (
             e.objective.penalizes_reward
             and e.reference.source == "behaviour"
-            and "reward, which compares the sampling policy with the reference; with source behaviour both are the same"
+            and "reward, which compares the sampling policy with the reference; `source: behaviour` makes them equal"
         ),
         "take reference.source initial or snapshot, or write kl_in: loss",
         "the divergence is always 0",
@@ -336,7 +336,7 @@ OF_TRAINING = (
         lambda e, scale: (
             scale == "group_std"
             and e.advantage.baseline in ("batch_mean", "none")
-            and f"group_std with baseline {e.advantage.baseline}, with which such a group has an advantage"
+            and f"group_std with baseline {e.advantage.baseline}, with which such a group has an advantage other than 0"
         ),
         "take scale batch_std or none, or baseline group_mean or leave_one_out",
         "a group whose rewards are all equal is divided by 1e-4",
@@ -366,9 +366,9 @@ OF_TRAINING = (
         lambda e, dynamic: (
             bool(dynamic)
             and e.advantage.baseline in ("none", "batch_mean")
-            and f"advantage.baseline {e.advantage.baseline}: a group that is all right differs from the other groups"
+            and f"advantage.baseline {e.advantage.baseline}: a group of right responses differs from other groups"
         ),
-        "take advantage.baseline group_mean or leave_one_out, or leave dynamic_sampling out",
+        "take `advantage.baseline: group_mean` or `leave_one_out`, or leave `dynamic_sampling` out",
         "dynamic sampling throws away groups that have an advantage",
     ),
     Idle(
@@ -387,10 +387,10 @@ OF_TRAINING = (
     Idle(
         "rollout.correction.bound",
         _with("rollout.correction.measure", "probability"),
-        "give low and high",
+        "give `low` and `high` instead",
         only="changed",
     ),
-    Idle("rollout.correction.bound", _with_both_bounds, "give low and high alone", only="changed"),
+    Idle("rollout.correction.bound", _with_both_bounds, "give `low` and `high`, and leave `bound` out", only="changed"),
     Idle(
         "rollout.correction.type",
         lambda e, kind: (

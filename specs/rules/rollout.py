@@ -45,17 +45,17 @@ def turns_without_rewards(experiment: Experiment) -> Iterator[Issue]:
     path = ("advantage", "credit")
     if not experiment.rollout.rollouter.rewards_turns:
         yield Issue(
-            "no turn has a reward, so every turn's return is that of the response",
+            "no turn has a reward of its own, so every turn has the return of the response",
             path,
             given=f"turn with rollout.rollouter.type {experiment.rollout.rollouter.type} in these settings",
-            hint="configure rewards for turns under rollout.rollouter, or leave credit out",
+            hint="configure rewards for turns under `rollout.rollouter`, or leave `credit` out",
         )
     if experiment.objective.ratio_over != "token":
         yield Issue(
             "a whole response has one weight, and cannot have an advantage for each turn",
             path,
             given=f"turn with an objective whose ratio is over the {experiment.objective.ratio_over}",
-            hint="take an objective with ratios of tokens, such as level: token, or leave credit out",
+            hint="take an objective with ratios of tokens, such as `level: token`, or leave `credit` out",
         )
     if experiment.rollout.dynamic_sampling:
         yield Issue(
@@ -152,9 +152,14 @@ def partial(experiment: Experiment) -> Iterator[Issue]:
         yield Issue("a response of several turns cannot continue in the next step", path, given, hint=without)
     if rollout.dynamic_sampling:
         hint = "leave one of them out"
-        yield Issue("both choose the groups of a step", path, "true with dynamic_sampling", hint=hint)
+        yield Issue(
+            "`partial` and `dynamic_sampling` both choose the groups of a step",
+            path,
+            "true with dynamic_sampling",
+            hint=hint,
+        )
     if rollout.stop:
-        problem = "a stop text that two steps sample would not be seen"
+        problem = "a stop text that begins in one step and ends in the next would not be found"
         yield Issue(problem, path, f"true with stop {', '.join(map(repr, rollout.stop))}", hint="leave one of them out")
     if isinstance(rollout.temperature, ValueSchedule):
         problem = "the tokens before the cut would have another temperature"

@@ -93,7 +93,7 @@ def _conditions(path: str, space: Space) -> Iterator[Issue]:
         if parent == path:
             yield Issue("depends on itself", place, allowed=", ".join(others))
         elif parent not in space:
-            hint = nearest(parent, others) or "a condition is on another parameter of the study"
+            hint = nearest(parent, others) or "a condition must name another parameter of the study"
             yield Issue("is not searched", place, allowed=", ".join(others), hint=hint)
         elif condition == []:
             yield Issue("can never hold", place, "[]", describe(space[parent]))
@@ -108,12 +108,15 @@ def _conditions(path: str, space: Space) -> Iterator[Issue]:
 def _never_has(parent: str, searched: Range, value: Any) -> tuple[str, str] | None:
     """Returns message and hint if a parameter cannot have a value that a condition names; else None."""
     if isinstance(searched, FloatRange) and not searched.step:
-        return f"{parent} can be any number, and almost never this one", f"give {parent} a step, or make it a choice"
+        return (
+            f"{parent} can be any number, so it is almost never this one",
+            f"give {parent} a step, or make it a choice",
+        )
     if holds(searched, value):
         return None
     hint = nearest(str(value), map(str, names(searched))) if isinstance(searched, (Choice, Cases)) else ""
     if isinstance(searched, Cases):
-        hint = hint or "a condition on cases gives their names"
+        hint = hint or "a condition on `cases` lists names of cases"
     if isinstance(searched, IntRange) and isinstance(value, (list, dict)):
         hint = "several values are written as one list"
     return f"{parent} cannot be this", hint

@@ -128,10 +128,10 @@ def _constraints(study: Study, experiment: Experiment) -> Iterator[Issue]:
         least, most = _OF_SETS.get(name) or ((metric.least, metric.most) if metric else (-math.inf, math.inf))
         if constraint.max is not None and constraint.max < least:
             given, allowed = f"{constraint.max:g}", f"{least:g} or more"
-            yield Issue("no trial can keep it", (*place, "max"), given, allowed, f"{name} is never below that")
+            yield Issue("no trial can satisfy it", (*place, "max"), given, allowed, f"{name} is never below that")
         if constraint.min is not None and constraint.min > most:
             given, allowed = f"{constraint.min:g}", f"{most:g} or less"
-            yield Issue("no trial can keep it", (*place, "min"), given, allowed, f"{name} is never above that")
+            yield Issue("no trial can satisfy it", (*place, "min"), given, allowed, f"{name} is never above that")
 
 
 def _measure(measured: Goal | Constraint) -> tuple[str, str]:
@@ -248,7 +248,7 @@ def _sampler(study: Study, _: Experiment) -> Iterator[Issue]:
     for path, searched in study.parameters.items():
         at = ("parameters", path)
         if study.sampler.type == "cma" and isinstance(searched, (Choice, Cases)):
-            hint = "take tpe or gp, or a study for each candidate"
+            hint = "take tpe or gp, or write one study for each candidate"
             yield Issue("cma searches numbers only", at, describe(searched), "float or int", hint)
         if study.sampler.type == "grid" and not num_candidates(searched):
             hint = "give it a step, list the values as a choice, or take qmc"
@@ -321,7 +321,7 @@ def _idle_sampler(study: Study) -> Iterator[Issue]:
         given, hint = ", ".join(conditional), "take tpe, which searches them too"
         yield Issue(f"{sampler.type} draws parameters that have conditions at random", place, given, hint=hint)
     if study.constraints and sampler.type == "cma":
-        hint = "take tpe, gp or nsga2; the best trial keeps the constraints with any sampler"
+        hint = "take tpe, gp or nsga2; the best trial satisfies the constraints with any sampler"
         yield Issue("the sampler does not learn from constraints", place, "cma", hint=hint)
     if nature.models and sampler.startup_trials >= study.trials:
         spread = sampler.type in ("auto", "noisy_gp")
@@ -370,7 +370,7 @@ def _idle_constraints(study: Study) -> Iterator[Issue]:
                 continue
             if metric and (bound >= metric.most if name == "max" else bound <= metric.least):
                 edge = f"at most {metric.most:g}" if name == "max" else f"at least {metric.least:g}"
-                yield Issue("every trial keeps it", (*place, name), f"{bound:g}: {metric.name} is always {edge}")
+                yield Issue("every trial satisfies it", (*place, name), f"{bound:g}: {metric.name} is always {edge}")
             goal, better = study.targets[0], "minimize" if name == "max" else "maximize"
             if len(study.targets) == 1 and _measure(goal) == _measure(constraint) and goal.direction == better:
                 given, hint = f"{_named(goal)} is the goal", "bound another measure"

@@ -138,7 +138,7 @@ def engine_machines(experiment: Experiment) -> Iterator[Issue]:
         return
     if rollout.engine_gpus:
         yield Issue(
-            "the engines are not on the ranks' machines, whose GPUs it names",
+            "it names GPUs of the ranks' machines, but the engines are on other machines",
             ("rollout", "engine_gpus"),
             given=", ".join(map(str, rollout.engine_gpus)),
             hint=f"leave it out, or launcher.{launcher.engines_key}",

@@ -45,7 +45,8 @@ class Advantage(Spec):
     """Reward minus a baseline, divided by a scale and optionally whitened."""
 
     baseline: Baseline = "group_mean"
-    """group: the responses to one prompt; leave_one_out: the group's other responses; batch: a step's rollouts."""
+    """Mean reward that is subtracted. group_mean: over the responses to one prompt; leave_one_out: over the group's
+    other responses; batch_mean: over a step's rollouts. none subtracts nothing."""
     scale: Scale = "none"
     """Divisor. group_std, batch_std: the standard deviation (ddof 1) plus 1e-4. group_mean: the mean of the group's
     rewards, which must be at least 0 (MaxRL, arXiv:2602.02710); a group whose mean is 0 has advantages of 0."""

@@ -65,8 +65,9 @@ class Evaluation(Spec):
     """Seed of the sampling, independent of the run's seed."""
     drift: bool = addition(True)
     """Whether each evaluation measures the divergence between the policy and the policy before training, as
-    `drift/reverse` and `drift/forward`. It needs responses sampled at temperature 1 without top_p and top_k: those of
-    the evaluation if they are sampled so, else as many again. The model before training is loaded for it once more."""
+    `drift/reverse` and `drift/forward`. It needs responses sampled at temperature 1 without top_p and top_k. If the
+    evaluation samples that way, it uses the evaluation's responses; otherwise it samples as many again. The model
+    before training is loaded for it once more."""
     literature: tuple[LiteratureTable, ...] = execution(())
     """Accuracies from the literature, shown beside the measured ones."""
 

@@ -193,7 +193,7 @@ class _Reader:
             given = text[place - 1 : place + 20].strip()
             raise self._error("not an expression", place, given, "an expression such as w*A", hint) from None
         except (ValueError, RecursionError, MemoryError):
-            raise self._error("not an expression", 1, hint="a simpler one can be read") from None
+            raise self._error("not an expression", 1, hint="write a simpler formula") from None
         for node in ast.walk(tree):
             if hasattr(node, "col_offset"):
                 node.col_offset += begin
@@ -276,7 +276,7 @@ class _Reader:
         if name in self._parameters:
             return Node("parameter", name=name, column=column)
         known = (*SYMBOLS, *self._parameters)
-        hint = _nearest(name, known) or "a number of your own stands in `parameters`"
+        hint = _nearest(name, known) or "define a number of your own under `parameters`"
         if name in FUNCTIONS:
             hint = f"`{name}` is a function: write {name}(...)"
         raise self._error("unknown symbol", column, name, ", ".join(known), hint)
@@ -320,7 +320,7 @@ def _meant(text: str) -> str:
 
 
 def _instead(condition: bool) -> str:
-    return "compare it, as in w > 1" if condition else "where(condition, a, b) makes numbers of it"
+    return "compare it, as in w > 1" if condition else "where(condition, a, b) turns it into a number"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -403,7 +403,7 @@ class FormulaObjective(BaseObjective):
                 yield Issue("the name is taken by a symbol or a function", ("parameters", name), name)
         if bool(self.weight) == bool(self.loss):
             given = "both" if self.weight else "neither"
-            hint = "weight is the m of the loss -SG(m) log pi; loss is differentiated as it is written"
+            hint = "`weight` is the m of the loss -SG(m) log pi; `loss` is differentiated as it is written"
             yield Issue("give either weight or loss", ("weight",) if self.weight else (), given, hint=hint)
         for key in ("weight", "loss", "clipped"):
             try:

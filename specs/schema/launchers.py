@@ -210,14 +210,14 @@ class SlurmLauncher(_Nodes):
         if limit and self.stop_before_seconds >= limit:
             given = f"{self.stop_before_seconds} s of {limit} s"
             yield Issue("no time is left for training", ("launcher", "stop_before_seconds"), given=given)
-        of_job = "launcher.nodes, .partition and .time_limit_minutes, and training.ranks, say it"
+        of_job = "write it as launcher.nodes, launcher.partition, launcher.time_limit_minutes or training.ranks"
         of_step = "srun starts one task on each node of the job, with its environment"
         for key, set_by_us, hint in (("options", _SET_BY_US, of_job), ("srun_options", _SET_BY_US_OF_SRUN, of_step)):
             for index, option in enumerate(getattr(self, key)):
                 path = ("launcher", key, index)
                 name = option.lstrip("-").partition("=")[0]
                 if len(option) < 2 or not option.startswith("-") or " " in option.strip():
-                    yield Issue("is not an option", path, given=option, allowed="--name=value, one an item")
+                    yield Issue("is not an option", path, given=option, allowed="--name=value, one in each item")
                 elif name in set_by_us or (not option.startswith("--") and _SHORT_OPTIONS.get(option[1]) in set_by_us):
                     yield Issue("the launcher sets it", path, given=option, hint=hint)
 

@@ -82,7 +82,7 @@ class RegularizedObjective(BaseObjective):
     type: Literal["rpg"] = "rpg"
     divergence: Divergence = "unnormalized_reverse"
     """Divergence between policy and reference. forward is KL(reference || policy), reverse KL(policy || reference),
-    jensen_shannon the mean of both KLs to the mean of the two policies, with kl full or top_k."""
+    jensen_shannon the mean of both KLs to the mean of the two policies; it needs `kl: full` or `kl: top_k`."""
     estimator: Literal["reinforce", "differentiable"] = "reinforce"
     """reinforce: -SG(weight) log pi. differentiable: the surrogate itself, which is differentiated."""
     level: Literal["token", "to_go", "sequence"] = "token"
@@ -90,10 +90,10 @@ class RegularizedObjective(BaseObjective):
     response's divergence from that token on."""
     kl: SummedOver = addition("sampled")
     """Tokens over which the divergence's gradient at a state is summed. sampled: the sampled token, weighted by its
-    ratio. full: the whole vocabulary. top_k: the reference's kl_top_k most likely tokens, and the sampled token,
-    weighted, if it is not among them. full and top_k need level token or to_go."""
+    ratio. full: the whole vocabulary. top_k: the reference's `kl_top_k` most likely tokens; if the sampled token is not
+    among them, it is added with its ratio as weight. full and top_k need `level: token` or `level: to_go`."""
     kl_top_k: int = addition(64, ge=1)
-    """Number of the reference's most likely tokens that kl top_k sums over."""
+    """Number of the reference's most likely tokens that `kl: top_k` sums over."""
     kl_coef: Weight = 1e-4
     """Weight of the divergence."""
     clip: Clip = DualClip()
@@ -103,15 +103,17 @@ class RegularizedObjective(BaseObjective):
     @model_validator(mode="after")
     def _sums(self) -> "RegularizedObjective":
         if self.kl != "sampled" and self.level == "sequence":
-            hint = "write level: to_go, whose gradient is that of the whole response's divergence too, or kl: sampled"
-            message = f"kl {self.kl} is summed at each state, and a whole response has one ratio"
-            raise IssueError(Issue(message, ("kl",), f"{self.kl} with level sequence", "sampled", hint))
+            hint = (
+                "write `level: to_go`, which also has the gradient of the whole response's divergence, or `kl: sampled`"
+            )
+            message = f"`kl: {self.kl}` is summed at each state, but a whole response has one ratio"
+            raise IssueError(Issue(message, ("kl",), f"{self.kl} with `level: sequence`", "sampled", hint))
         if self.kl == "sampled" and self.divergence == "jensen_shannon":
-            hint = "write kl: full, or kl: top_k; or take another divergence"
-            allowed = "forward, reverse, unnormalized_forward, unnormalized_reverse or none, with kl sampled"
+            hint = "write `kl: full` or `kl: top_k`, or take another divergence"
+            allowed = "forward, reverse, unnormalized_forward, unnormalized_reverse or none, with `kl: sampled`"
             raise IssueError(
                 Issue(
-                    "jensen_shannon is summed over tokens: it needs kl full or top_k",
+                    "jensen_shannon is a sum over the vocabulary: it needs `kl: full` or `kl: top_k`",
                     ("divergence",),
                     allowed=allowed,
                     hint=hint,
@@ -124,24 +126,26 @@ class RegularizedObjective(BaseObjective):
         if self.estimator == "reinforce":
             return self
         if isinstance(self.clip, TruncateClip):
-            raise ValueError("clip type truncate needs estimator reinforce: a clamped ratio has no gradient to follow")
+            raise ValueError(
+                "`clip.type: truncate` needs `estimator: reinforce`, because a clamped ratio has no gradient"
+            )
         if isinstance(self.clip, ValueClip):
-            raise ValueError("clip type value needs estimator reinforce: a clipped value has no gradient to follow")
+            raise ValueError("`clip.type: value` needs `estimator: reinforce`, because a clipped value has no gradient")
         if isinstance(self.clip, DualClip) and self.clip.branch == "regularized":
             if self.kl != "sampled":
                 raise ValueError(
-                    f"clip branch regularized with estimator differentiable needs kl sampled, not {self.kl}: "
-                    "a sum over tokens cannot be written as the ratio times an advantage"
+                    "`clip.branch: regularized` with `estimator: differentiable` needs `kl: sampled`, "
+                    f"not `kl: {self.kl}`: a sum over tokens cannot be written as the ratio times an advantage"
                 )
             if self.divergence in ("forward", "unnormalized_forward"):
                 raise ValueError(
-                    "clip branch regularized with estimator differentiable needs a reverse divergence: "
+                    "`clip.branch: regularized` with `estimator: differentiable` needs a reverse divergence: "
                     "a forward one cannot be written as the ratio times an advantage"
                 )
             if self.clip.keep_divergence:
                 raise ValueError(
-                    "clip keep_divergence cannot act with branch regularized and estimator differentiable: "
-                    "the divergence is inside the clipped advantage"
+                    "`clip.keep_divergence` has no effect with `clip.branch: regularized` and "
+                    "`estimator: differentiable`: the divergence is inside the clipped advantage"
                 )
         return self
 
@@ -209,7 +213,9 @@ class PublishedObjective(BaseObjective):
     @model_validator(mode="after")
     def _acts(self) -> "PublishedObjective":
         if self.kl_weighted and self.kl_in == "reward":
-            raise ValueError("kl_weighted cannot act with kl_in reward: a reward is a number, not part of the loss")
+            raise ValueError(
+                "`kl_weighted` has no effect with `kl_in: reward`: a reward is a number, not part of the loss"
+            )
         return self
 
     @property

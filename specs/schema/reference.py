@@ -59,12 +59,12 @@ class Reference(Spec):
     source: Literal["behaviour", "snapshot", "initial", "model"] = "behaviour"
     """Policy that serves as the reference."""
     path: str = names_path("path or id", "", added=True)
-    """Directory (relative to the spec file) or Hub id of the model. Required with source model, not allowed with the
-    others."""
+    """Directory (relative to the spec file) or Hub id of the model. Required with `source: model`, not allowed with any
+    other source."""
     revision: str = addition("main", min_length=1)
     """Branch, tag or commit of a Hub id; ignored for a directory."""
     update: Update | None = None
-    """When the reference is updated. Required with source snapshot, not allowed with the others."""
+    """When the reference is updated. Required with `source: snapshot`, not allowed with any other source."""
 
     @property
     def teacher(self) -> PretrainedModel | None:

@@ -40,11 +40,11 @@ class Correction(Spec):
     """none: no weights. truncate: the ratio, clamped to [low, high]: truncated importance sampling. mask: the ratio, or
     0 if the measured value is outside [low, high]."""
     bound: float = Field(2.0, gt=1)
-    """Short form of the bounds on the ratio: the default of high, and with type mask 1 / bound is the default of
-    low."""
+    """Short form of the bounds on the ratio. It is the default of `high`; with `type: mask`, 1 / bound is the default
+    of `low`."""
     low: float | None = addition(None)
-    """Lower bound. On a ratio it is in [0, 1]; if left out, 1 / bound with type mask and 0 with truncate. On a
-    difference of probabilities it is in [-1, 0]; if left out, -1."""
+    """Lower bound. On a ratio it is in [0, 1]; if left out, 1 / bound with `type: mask` and 0 with `type: truncate`. On
+    a difference of probabilities it is in [-1, 0]; if left out, -1."""
     high: float | None = addition(None)
     """Upper bound. On a ratio it is at least 1; if left out, bound. On a difference of probabilities it is in [0, 1];
     if left out, 1."""
@@ -204,9 +204,9 @@ class TagsFormat(Spec):
 
     type: Literal["tags"] = "tags"
     call: str = Field("<{tool}>{argument}</{tool}>", pattern=r"^.*\S.*\{argument\}.*\S.*$")
-    """Text of a call. {tool} stands for the tool's name, {argument} for its argument."""
+    """Text of a call. `{tool}` stands for the tool's name, `{argument}` for its argument."""
     answer: str = Field("<result>{answer}</result>", pattern=r"\{answer\}")
-    """Text that the policy gets. {answer} stands for the tool's answer."""
+    """Text that the policy gets. `{answer}` stands for the tool's answer."""
 
     def around_call(self, tool: str) -> tuple[str, str]:
         """Returns the marks before and after the argument of a call."""
@@ -215,8 +215,8 @@ class TagsFormat(Spec):
 
 
 class HermesFormat(Spec):
-    """Calls in the format of Hermes and Qwen models, {"name", "arguments"} in <tool_call>. The model's chat template
-    shows the tools and writes the answers."""
+    """Calls in the format of Hermes and Qwen models: JSON `{"name": ..., "arguments": ...}` between `<tool_call>` and
+    `</tool_call>`. The model's chat template shows the tools and writes the answers."""
 
     type: Literal["hermes"] = "hermes"
 
@@ -360,9 +360,9 @@ class SamplerSection(Spec):
     """Importance weights for an engine whose logprobs differ from the learner's."""
     trust_logprobs: bool = addition(False)
     """Use the sampler's own logprobs as old_logprobs instead of computing them again with the learner. The first
-    minibatch still uses those of its first pass, except with schedule_free_adamw or a divergence in the reward. Both
-    belong to one policy and differ only by the arithmetic of sampler and learner; with engine vllm the sentinel keeps
-    that difference below sentinel_tolerance."""
+    minibatch still uses the logprobs of its first pass, except with schedule_free_adamw or a divergence in the reward.
+    Both kinds of logprobs belong to one policy and differ only by the arithmetic of sampler and learner; with engine
+    vllm the sentinel keeps that difference below sentinel_tolerance."""
     max_staleness: int = addition(0, ge=0)
     """Steps by which the sampling weights may lag. Above 0, the batch of step i is sampled while earlier ones are
     trained on, under the weights after step i - 1 - max_staleness, and old_logprobs are the sampler's own. If sampling
@@ -606,7 +606,7 @@ class VllmRollout(SamplerSection):
             yield Issue("too few GPUs for the engines", path, given=engines, allowed=f"{count * size}")
         elif len(self.share_gpus(machines)) > 1:
             yield Issue(
-                "some of the engines' GPUs are those of the ranks that they serve, and some are others",
+                "it mixes GPUs of the ranks that the engines serve with other GPUs",
                 path,
                 given=", ".join(map(str, self.engine_gpus)),
                 hint="give every engine GPUs of the ranks that it serves, or none of them",

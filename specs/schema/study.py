@@ -43,7 +43,7 @@ def _check_range(low: float, high: float, step: float, *, log: bool, no_step: fl
         hint = "leave one of the two out"
         raise IssueError(Issue("a logarithmic range takes no step", (), f"step {step:g}", f"{no_step:g}", hint))
     if step and (high - low) / step > LARGEST:
-        hint = "leave it out: any number between the ends"
+        hint = "leave `step` out: then any number between the ends is a candidate"
         raise IssueError(Issue("the step is too small for its range", ("step",), f"{step:g}", hint=hint))
     if step and num_steps(low, high, step) < 1:
         allowed = f"at most {high - low:g}"
@@ -166,7 +166,7 @@ def _in_right_form(value: Any, kind: str, log: str) -> str:
     if len(value) > 2 or not all(isinstance(item, int | float) and not isinstance(item, bool) for item in value):
         return f"write {choice}"
     kind = "int" if all(isinstance(item, int) for item in value) else "float"
-    return f"write {{{kind}: {_flow(value)}{log}}} for what lies between, {choice} for these values alone"
+    return f"write {{{kind}: {_flow(value)}{log}}} for all values in between, {choice} for these values only"
 
 
 def _flow(value: Any) -> str:
@@ -206,7 +206,7 @@ class Goal(Spec):
 
 
 class Constraint(Spec):
-    """A bound that the best trial must keep, such as a divergence budget or a share of truncated responses."""
+    """A bound that the best trial must satisfy, such as a divergence budget or a share of truncated responses."""
 
     metric: str
     """Bounded measure, named as in a goal."""
@@ -223,7 +223,7 @@ class Constraint(Spec):
             raise ValueError("sets no bound: give max or min")
         if self.max is not None and self.min is not None and self.max < self.min:
             given, hint = f"max {self.max:g}, min {self.min:g}", "max is the upper bound"
-            raise IssueError(Issue("no trial can keep both bounds", ("max",), given, f"at least {self.min:g}", hint))
+            raise IssueError(Issue("no trial can satisfy both bounds", ("max",), given, f"at least {self.min:g}", hint))
         return self
 
 
@@ -375,7 +375,7 @@ class Study(Spec):
     goals: tuple[Goal, ...] = ()
     """Several measures instead of `goal`; the result is the Pareto set, the trials that no other trial dominates."""
     constraints: tuple[Constraint, ...] = ()
-    """Bounds that the best trial must keep."""
+    """Bounds that the best trial must satisfy."""
     sampler: SearchSampler = SearchSampler()
     """Sampler that proposes a trial's values."""
     pruner: Pruner = NoPruner()

@@ -33,8 +33,8 @@ class Guard(Spec):
     for_steps: int = Field(1, ge=1)
     """Number of consecutive violations after which the guard acts."""
     action: Literal["warn", "stop", "roll_back"] = "stop"
-    """warn: records an event and a line in the log, once until a step is within the bounds again. stop: the run fails
-    after the step, without a checkpoint of it. roll_back: training resumes from the last checkpoint before the
+    """warn: records an event and a line in the log; warns again only after a step was within the bounds. stop: the run
+    fails after the step, without a checkpoint of it. roll_back: training resumes from the last checkpoint before the
     violation, with a lower learning rate; if the guard then acts again by the same step, from an earlier checkpoint."""
     learning_rate_factor: float = Field(0.5, gt=0, le=1)
     """roll_back: factor on the learning rate of later steps, applied at each rollback."""

@@ -68,7 +68,7 @@ OWN = "data.train.0.reward={type: reasoning_gym}"
 @pytest.mark.parametrize(
     ("changed", "place", "what"),
     [
-        (PYTHON, "--set rollout={", "the tool python runs the policy's text, only in a sandbox"),
+        (PYTHON, "--set rollout={", "the tool `python` runs code that the policy writes, so it needs a sandbox"),
         (
             OWN,
             "--set data.train.0.reward",

@@ -198,7 +198,7 @@ def test_what_was_measured_during_training_is_on_record_at_once_and_taken_as_it_
     capsys.readouterr()
     assert evaluate("during") == plain
     assert [line for line in capsys.readouterr().out.splitlines() if "was measured" in line] == [
-        f"step {step}: was measured while training went on" for step in (0, 1)
+        f"step {step}: was measured during training" for step in (0, 1)
     ]
     (run / "train.json").write_text(json.dumps({"weights": weights, "files": dict.fromkeys(digests, "other")}))
     assert evaluate("exported again") == plain

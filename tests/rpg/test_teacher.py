@@ -193,10 +193,11 @@ def test_the_teachers_content_is_part_of_the_runs_identity(inputs: Path, tmp_pat
 
 REFUSED = {
     "{source: model}": "reference.path: missing",
-    "{source: initial, path: Qwen/Qwen3-4B}": "reference.path: a reference of source initial comes from the policy",
+    "{source: initial, path: Qwen/Qwen3-4B}": "reference.path: a reference with "
+    "`source: initial` comes from the policy",
     "{source: model, path: ./nowhere}": "reference.path: no such model directory",
-    "{source: model, path: Qwen/Qwen3-4B, update: {every_steps: 2}}": "reference.update: a reference of source model "
-    "is never updated",
+    "{source: model, path: Qwen/Qwen3-4B, update: {every_steps: 2}}": "reference.update: a reference with "
+    "`source: model` is never updated",
 }
 
 

@@ -225,7 +225,7 @@ def test_a_run_stops_once_a_long_batch_that_is_sampled_ahead_is_there(
 ) -> None:
     run_dir = runs["stopped"]
     assert ending(run_dir, how)[0] == 143
-    assert f"stopped after step {step}, as asked; its state is saved" in ending(run_dir, how)[1]
+    assert f"stopped after step {step}, as requested; its state is saved" in ending(run_dir, how)[1]
     assert waiting(run_dir, step) == [step + 1, step + 2]
     taken = (run_dir / f"{how}.code").stat().st_mtime - (run_dir / f"{how}.met").stat().st_mtime
     assert LONG_SECONDS <= taken < LONG_SECONDS + 20

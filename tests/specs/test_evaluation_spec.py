@@ -107,8 +107,8 @@ def wrong(old: str, new: str) -> str:
     ("key", "hint"),
     [
         ("objective: {type: rpg}", "leave it out: an evaluation trains nothing"),
-        ("model: {path: x}", "an evaluation lists its models: `models`"),
-        ("seeds: [0, 1]", "the sampling has one seed: evaluation.seed"),
+        ("model: {path: x}", "an evaluation lists its models under `models`"),
+        ("seeds: [0, 1]", "an evaluation has one seed, for sampling: `evaluation.seed`"),
     ],
 )
 def test_a_key_of_training_is_refused_with_what_to_do(key, hint):

@@ -71,7 +71,7 @@ def test_an_unknown_name_is_told_with_ours_and_the_installed_ones():
         "spec.yaml:12: reward.type: unknown type\n"
         "    12 | reward: {type: brevty, spare: 5}\n"
         f'  given: "brevty"    allowed: {REWARDS}, brevity (rpg-brevity 0.3)\n'
-        "  hint: did you mean `brevity`? more are installed as packages with an entry point in `rpg.rewards`\n"
+        "  hint: did you mean `brevity`? a package with an entry point in `rpg.rewards` adds another\n"
         "1 error; nothing was run"
     )
 
@@ -81,7 +81,7 @@ def test_a_package_that_is_not_installed_is_an_unknown_name():
         "spec.yaml:12: reward.type: unknown type\n"
         "    12 | reward: {type: brevity, spare: 5}\n"
         f'  given: "brevity"    allowed: {REWARDS}\n'
-        "  hint: more are installed as packages with an entry point in `rpg.rewards`\n"
+        "  hint: a package with an entry point in `rpg.rewards` adds another\n"
         "1 error; nothing was run"
     )
 

@@ -82,14 +82,15 @@ def test_conditions_in_a_circle_are_told_from_the_first_of_them():
             '  given: "snapshots"    allowed: behaviour, snapshot, initial\n  hint: did you mean `snapshot`?\n',
         ),
         ("reference: [initial, none]", ".when.reference.1: reference cannot be this\n"),
-        ("reference: {source: initial}", "hint: a condition on cases gives their names\n"),
+        ("reference: {source: initial}", "hint: a condition on `cases` lists names of cases\n"),
         ("reference: []", ".when.reference: can never hold\n"),
         ("training.group_size: 5", "given: 5    allowed: 2 to 6 in steps of 2\n"),
         ("training.group_size: 8", "training.group_size cannot be this\n"),
         ("training.group_size: true", "training.group_size cannot be this\n"),
         (
             "objective.clip.low: 0.2",
-            "objective.clip.low can be any number, and almost never this one\n    9 |   training.epochs: {int: [1, 2], "
+            "objective.clip.low can be any number, so it is almost never this one\n"
+            "    9 |   training.epochs: {int: [1, 2], "
             "when: {objective.clip.low: 0.2}}\n"
             "  given: 0.2    allowed: 0.1 to 0.3\n  hint: give objective.clip.low a step, or make it a choice\n",
         ),
@@ -215,8 +216,8 @@ def test_a_parameter_is_tried_only_where_it_is_searched():
     load_study_document(write(study(REFERENCES + conditional)))
     text = message(study(REFERENCES + "  reference.update.every_steps: {int: [1, 3]}\n"))
     assert text.startswith(
-        "spec.yaml:9: parameters[reference.update.every_steps]: reference.update: a reference of source"
-        " behaviour is never updated (with reference=behaviour)\n"
+        "spec.yaml:9: parameters[reference.update.every_steps]: reference.update: a reference with `source:"
+        " behaviour` is never updated (with reference=behaviour)\n"
         "    9 |   reference.update.every_steps: {int: [1, 3]}\n"
         "  hint: search it only while it has an effect: when: {reference: [...]}\n"
     )

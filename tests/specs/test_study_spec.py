@@ -63,21 +63,21 @@ def test_a_frozen_study_comes_back_the_same():
 @pytest.mark.parametrize(
     ("written", "hint"),
     [
-        ("[0.1, 0.3]", "write {float: [0.1, 0.3]} for what lies between, {choice: [0.1, 0.3]} for these values alone"),
-        ("{min: 1, max: 3}", "write {int: [1, 3]} for what lies between, {choice: [1, 3]} for these values alone"),
-        ("{float: {low: 0.1, high: 0.3}}", "write {float: [0.1, 0.3]} for what lies between, "),
+        ("[0.1, 0.3]", "write {float: [0.1, 0.3]} for all values in between, {choice: [0.1, 0.3]} for these"),
+        ("{min: 1, max: 3}", "write {int: [1, 3]} for all values in between, {choice: [1, 3]} for these values only"),
+        ("{float: {low: 0.1, high: 0.3}}", "write {float: [0.1, 0.3]} for all values in between, "),
         ("{distribution: log_uniform_values, min: 0.01, max: 0.3}", "write {float: [0.01, 0.3], log: true} for "),
-        ("{loguniform: [0.01, 0.3]}", "write {float: [0.01, 0.3], log: true} for what lies between, "),
+        ("{loguniform: [0.01, 0.3]}", "write {float: [0.01, 0.3], log: true} for all values in between, "),
         ("{values: [0.1, 0.2, 0.3]}", "write {choice: [0.1, 0.2, 0.3]}\n"),
         ("[a, b]", 'write {choice: ["a", "b"]}\n'),
         ("0.2", "a parameter with one value belongs under overrides\n"),
         ("{flaot: [0.1, 0.3]}", "did you mean `float`?\n"),
         ("{float: [0.1, 0.2, 0.3]}", "write {choice: [0.1, 0.2, 0.3]}\n"),
-        ("{float: [0.1, 0.3, log]}", "write {float: [0.1, 0.3], log: true} for what lies between, "),
+        ("{float: [0.1, 0.3, log]}", "write {float: [0.1, 0.3], log: true} for all values in between, "),
         ("{float: 0.2}", "a parameter with one value belongs under overrides\n"),
         ("{choice: {a: 0.1, b: 0.2}}", 'write {cases: {"a": 0.1, "b": 0.2}}\n'),
-        ("0.1..0.3", "write {float: [0.1, 0.3]} for what lies between, "),
-        ("0.1 to 0.3", "write {float: [0.1, 0.3]} for what lies between, "),
+        ("0.1..0.3", "write {float: [0.1, 0.3]} for all values in between, "),
+        ("0.1 to 0.3", "write {float: [0.1, 0.3]} for all values in between, "),
     ],
 )
 def test_a_range_in_the_wrong_form_gets_the_right_one(written, hint):

@@ -60,7 +60,7 @@ def rows_of(file: Path, delimiter: str) -> Iterator[tuple[int, dict[str, str]]]:
                 if not row:
                     continue
                 if len(row) != len(header):
-                    hint = "a value with a delimiter or a line break in it stands in double quotes"
+                    hint = "put a value that contains a delimiter or a line break in double quotes"
                     message = f"{file.name}, line {rows.line_num}: {len(row)} values for {len(header)} columns"
                     raise _bad(message, delimiter.join(row)[:80], hint)
                 yield rows.line_num, {name: value for name, value in zip(header, row, strict=True) if name}

@@ -169,5 +169,5 @@ def _check_files(directory: str) -> None:
             try:
                 require_parquet(file.stat().st_size, table.metadata)
             except OversizedError as error:
-                message = f"{file.name} unfolds too far: {error}"
+                message = f"{file.name} decompresses to more than is allowed for its size: {error}"
                 raise SpecError(Issue(message, path=("path",), given=str(file))) from None

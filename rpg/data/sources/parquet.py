@@ -42,7 +42,11 @@ class ParquetSource(TableSource):
             raise
         except OversizedError as error:
             raise SpecError(
-                Issue(f"the Parquet file unfolds too far: {error}", path=("path",), given=str(file))
+                Issue(
+                    f"the Parquet file decompresses to more than is allowed for its size: {error}",
+                    path=("path",),
+                    given=str(file),
+                )
             ) from None
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(f"the Parquet file cannot be read: {str(error).splitlines()[0]}", file) from error

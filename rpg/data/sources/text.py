@@ -31,7 +31,7 @@ class TextSource(Source):
     """Largest number of tokens that a token's logprob may depend on, itself included; less if the model's context is
     shorter. A longer document is cut into windows that begin with the last token of the one before."""
     piece: int = Field(256, ge=1)
-    """Bytes of the pieces, cut between tokens, that the interval takes as independent."""
+    """Bytes of a piece. A document is cut into pieces between tokens, and the interval treats them as independent."""
 
     def read(self) -> Iterator[SourceProblem]:
         """See Source."""

@@ -345,7 +345,7 @@ def _array_of(parts: list[Any]) -> Any:
     class Empty(np.ndarray[Any, Any]):
         def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **named: Any) -> Any:
             if method == "__call__" and any(map(np.size, given)):
-                raise ValueError("an empty array has no shape of another value's")
+                raise ValueError("an empty array cannot be combined with an array that is not empty")
             plain = [each.view(np.ndarray) if isinstance(each, Empty) else each for each in given]
             return getattr(ufunc, method)(*plain, **named)
 

@@ -61,8 +61,8 @@ class JudgeBudget(Spec):
     calls: int = Field(0, ge=0)
     """Largest number of calls. 0 means no limit. Stored verdicts cost no call."""
     money: float = Field(0.0, ge=0)
-    """Largest cost of the calls, in the currency of `price`. 0 means no limit. Calls in progress when it is reached
-    come on top."""
+    """Largest cost of the calls, in the currency of `price`. 0 means no limit. Calls that are in progress when it is
+    reached may exceed it."""
 
 
 class Judge(Reward):

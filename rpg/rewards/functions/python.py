@@ -103,7 +103,7 @@ class Python(Reward):
             allowed = ", ".join(functions) or "the file has no function"
             yield Issue("the file has no such function", ("function",), self.function, allowed)
         if self.least is not None and self.gives != "grades":
-            yield Issue("belongs to gives: grades", ("least",), f"{self.least:g}")
+            yield Issue("belongs to `gives: grades`", ("least",), f"{self.least:g}")
 
     def identity(self) -> dict[str, Any]:
         """See Spec; the file counts by its content, not by its path."""
@@ -173,7 +173,7 @@ class Python(Reward):
         try:
             number = float(value)
         except (TypeError, ValueError):
-            raise TypeError(f"{self.function} returned {value!r}, and not a number") from None
+            raise TypeError(f"{self.function} returned {value!r}, not a number") from None
         if not math.isfinite(number):
             raise ValueError(f"{self.function} returned {number}")
         return Score.of(number, response.removeprefix(problem.prefill).strip() or None)
@@ -190,7 +190,7 @@ class Python(Reward):
         known |= {"prompts": [problem.prompt], _TRL: [response]}
         values = self._function(**self._wanted(known, taken))
         if not isinstance(values, (list, tuple)) or len(values) != 1:
-            raise TypeError(f"{self.function} returned {values!r}, and not a list with one number for one completion")
+            raise TypeError(f"{self.function} returned {values!r}, not a list with one number for one completion")
         return values[0]
 
     def _wanted(self, known: dict[str, Any], taken: Any) -> dict[str, Any]:

@@ -136,8 +136,8 @@ class ReasoningGym(Reward):
     def score(self, problem: Problem, response: str) -> Score:
         """See Reward.
 
-        The answer is the content of the last <answer> tag, which reasoning-gym's own system prompts ask for; without a
-        tag it is the whole response. White space around it is ignored. The data stage wrote `problem.metadata`: task,
+        The answer is the content of the last `<answer>` tag, which reasoning-gym's own system prompts ask for; without
+        a tag it is the whole response. White space around it is ignored. The data stage wrote `problem.metadata`: task,
         config and the generator's entry.
         """
         tagged = _TAGGED.findall(response)

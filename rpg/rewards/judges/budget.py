@@ -16,8 +16,8 @@ class Budget:
     """The budget of a run. It counts the calls of all ranks, attempts and stages together, and ends the run at the
     bound.
 
-    A call is counted before it is made and its cost once it is known, so that no more calls than the bound are made
-    whatever happens; of money, what is under way at that moment comes on top.
+    A call is counted before it is made, so the number of calls never exceeds its bound. Its cost is counted once it is
+    known, so calls that are in progress when the bound on money is reached may exceed that bound.
     """
 
     def __init__(self, run: Path | None, *, calls: int, money: float, path: tuple[str | int, ...]) -> None:

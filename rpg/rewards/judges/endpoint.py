@@ -112,7 +112,7 @@ class Endpoint:
             pause = min(2 * pause, _LONGEST_PAUSE)
             away = time.monotonic() - away_since
             if away + wait > settings.patience_seconds:
-                raise RewardAwayError(f"the {settings.who} at {settings.url} was away for {away:.0f} s: {why}")
+                raise RewardAwayError(f"the {settings.who} at {settings.url} was unavailable for {away:.0f} s: {why}")
             self._wait(wait)
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Endpoint:
         while (left := until - time.monotonic()) > 0:
             show_work()  # the run is waiting, not hung
             if self._closing.wait(min(1.0, left)):
-                raise RewardAwayError(f"closed while the {self._settings.who} at {self._settings.url} was away")
+                raise RewardAwayError(f"closed while the {self._settings.who} at {self._settings.url} was unavailable")
 
     def _try(self, body: dict[str, Any]) -> tuple[Reply | None, str, float | None]:
         """Returns the reply or, without one, the reason and the seconds that the endpoint asks to wait, if any."""

@@ -79,7 +79,7 @@ class Agent(TakingTurns):
             return
         begun = _Begun(self.program, Problem("", "1+1=", "", ""), endpoint(), lambda: None)
         arrived = begun.line.next(seconds)
-        begun.close("it was only to be seen whether something is asked")
+        begun.close("this was only a test whether the program sends a request")
         yield Answering("agent", self.program.type, _why_not(arrived) if isinstance(arrived, Ended) else "")
 
     def bounds(self, max_response_length: int) -> TurnBounds:
@@ -139,7 +139,7 @@ class _Asking(Counterpart):
         work: _Work = conversation.held["work"]
 
         def late() -> list[Answer]:
-            work.close("the run goes on without it")
+            work.close("the run continues without it")
             return []
 
         def remember(answers: Sequence[Answer]) -> None:
@@ -198,7 +198,7 @@ class _Asking(Counterpart):
 
 def _why_not(ended: Ended) -> str:
     """Returns the reason why a program ended without asking anything."""
-    return ended.error or f"it asked nothing, and returned {ended.answer!r}"
+    return ended.error or f"it sent no request and returned {ended.answer!r}"
 
 
 class _Work:
@@ -240,7 +240,7 @@ class _Work:
                 self._begun = _Begun(asking.program, self._problem, asking.endpoint, self._give_place)
         if not self._begun:
             self._give_place()
-            return Ended(error="the run goes on without it")
+            return Ended(error="the run continues without it")
         return self._next()
 
     def _next(self) -> Asked | Ended:

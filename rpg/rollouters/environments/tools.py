@@ -247,8 +247,8 @@ class _Exchange:
         self._given_up = self._under_way = False
 
     def answer(self) -> list[Answer]:
-        """Makes the calls one after another and returns their answers. If they are given up meanwhile, closes the
-        sessions."""
+        """Makes the calls one after another and returns their answers. If the calls are given up before they end,
+        closes the sessions."""
         with self._lock:
             self._under_way = True
         answers = []

@@ -131,8 +131,8 @@ class SlotCache(Cache):
 
 
 class ReturningContexts:
-    """Kept rows of sequences that have left their slots. If a context begins with such a sequence, only the rest of the
-    context is computed."""
+    """Kept rows of sequences that have left their slots. If a later context begins with such a sequence, only the rest
+    of that context is computed."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, tuple[tuple[int, ...], KeptRows]] = OrderedDict()
@@ -154,8 +154,8 @@ class ReturningContexts:
             self._positions -= len(dropped)
 
     def of(self, token_ids: Sequence[int]) -> KeptRows:
-        """Returns the rows of the longest kept beginning of a context; empty if none is kept. The context's last two
-        tokens are never part of it."""
+        """Returns the rows of the longest prefix of a context that is kept; empty if no prefix is kept. The prefix
+        never includes the context's last two tokens."""
         hashes = list(_hashes(token_ids[:-2])) if self._kept else []
         for length in range(len(hashes), 0, -1):
             known, rows = self._kept.get(hashes[length - 1], ((), []))
@@ -165,7 +165,7 @@ class ReturningContexts:
 
 
 def _hashes(token_ids: Sequence[int]) -> Iterator[int]:
-    """Yields the hash of each beginning of the tokens, from one token on, in a single pass."""
+    """Yields the hash of each prefix of the tokens, from the first token to all of them, in a single pass."""
     so_far = 0
     for token in token_ids:
         so_far = hash((so_far, token))

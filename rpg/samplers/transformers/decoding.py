@@ -339,8 +339,8 @@ class Decoding:
                 self.prefilled_experts = [own[: len(prompt) - 1] for own, prompt in zip(of_rows, block, strict=True)]
 
     def _gone_on(self, prompts: Sequence[Sequence[int]], kept: Sequence[KeptRows]) -> list[KeysValues]:
-        """Returns the keys and values of prompts whose beginnings are kept. Only the tokens after the kept beginnings
-        are computed."""
+        """Returns the keys and values of prompts whose prefixes are kept. Only the tokens after the kept prefixes are
+        computed."""
         before = torch.tensor([rows[0][0].shape[1] for rows in kept], device=self.device)
         most = int(before.max())
         new = [prompt[rows[0][0].shape[1] : -1] for prompt, rows in zip(prompts, kept, strict=True)]

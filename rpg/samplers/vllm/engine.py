@@ -88,7 +88,7 @@ class EngineSettings:
     kv_cache: Literal["auto", "fp8"] = "auto"
     """Type of the KV cache: the model's type, or eight bits."""
     prefix_caching: bool = True
-    """Whether the cached states of a prompt are kept for prompts with the same beginning."""
+    """Whether the cached states of a prompt are kept for prompts with the same prefix."""
     tensor_parallel_size: int = 1
     """Number of processes over which each weight matrix is split."""
     sleeps: bool = False

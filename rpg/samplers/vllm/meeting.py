@@ -1,7 +1,7 @@
 """Connection between an engine on another machine and the rank that holds it, with authentication by the launch's key.
 
 The engine listens at a port that its machine chooses and publishes its address in the launch's store; the rank
-connects. Both prove that they have the launch's key, in the way of `multiprocessing.connection`. After that they send
+connects. Both prove that they have the launch's key, with the challenge of `multiprocessing.connection`. Then they send
 plain values, which run no code when they are read. The connection is not encrypted, like those between ranks.
 """
 

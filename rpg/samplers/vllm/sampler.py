@@ -164,7 +164,7 @@ class VllmSampler(InProcessSampler):
         from vllm import SamplingParams
 
         if temperature != 1.0:
-            raise ValueError(f"vLLM gives the logprobs of given tokens at temperature 1 only, not {temperature}")
+            raise ValueError(f"vLLM returns logprobs of given tokens only at temperature 1, not {temperature}")
         parameters = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
         outputs: list[RequestOutput] = []
         request = {"prompt_token_ids": list(token_ids)}, parameters

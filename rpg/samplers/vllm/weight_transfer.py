@@ -170,7 +170,7 @@ class VllmTransfer:
                 sender = error
             ended.put(sender)
 
-        # vLLM waits for the engine's processes, in NCCL without end. If the engine ends meanwhile, that wait continues
+        # vLLM waits for the engine's processes, in NCCL without end. If the engine ends first, that wait continues
         # in its thread, which does not keep this process from ending.
         threading.Thread(target=open_sender, name="transfer", daemon=True).start()
         self._sender: Any = ended.get()
@@ -228,7 +228,7 @@ class _Client:
         abort: Callable[[], None],
         first_workers: Sequence[int] = (1,),
     ) -> None:
-        """Args: the function that calls the engines.
+        """Takes the function that calls the engines.
 
         Args:
             call: calls a method of all engines.

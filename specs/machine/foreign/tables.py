@@ -31,9 +31,9 @@ def require_size(size: int, *, values: int, unfolded: int) -> None:
     """Raises OversizedError if a file of `size` bytes holds more values or bytes than it may."""
     most_values, most_bytes = _FREE_VALUES + _VALUES_PER_BYTE * size, _FREE_BYTES + _BYTES_PER_BYTE * size
     if values > most_values or unfolded > most_bytes:
-        found = f"{values} values" if values > most_values else f"{unfolded} bytes of values"
+        found = f"{values} values" if values > most_values else f"{unfolded} decompressed bytes"
         allowed = f"{most_values} values" if values > most_values else f"{most_bytes} bytes"
-        raise OversizedError(f"{found} in a file of {size} bytes, and {allowed} are allowed: write the file again")
+        raise OversizedError(f"{found} in a file of {size} bytes; at most {allowed} are allowed: write the file again")
 
 
 def require_parquet(size: int, metadata: Any) -> None:

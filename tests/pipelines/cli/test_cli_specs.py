@@ -490,7 +490,7 @@ def test_a_plan_refuses_what_offline_cannot_be_had_and_warns_of_it_else(rpg, mon
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     code, _, err = rpg(*asked)
-    assert (code, "model.path: the model is not on this machine, and HF_HUB_OFFLINE forbids to fetch it" in err) == (
+    assert (code, "model.path: the model is not on this machine, and HF_HUB_OFFLINE forbids fetching it" in err) == (
         2,
         True,
     )

@@ -166,7 +166,7 @@ spec.yaml:56: reward.type: unknown type
   given: "exactmatch"    allowed: """
         + ", ".join(our_names(Reward.package))
         + """
-  hint: did you mean `exact_match`? more are installed as packages with an entry point in `rpg.rewards`
+  hint: did you mean `exact_match`? a package with an entry point in `rpg.rewards` adds another
 1 error; nothing was run
 """,
     ),
@@ -210,7 +210,7 @@ spec.yaml:15: model.path: no such model directory
 spec.yaml:15: model.path: the model has no weights as safetensors
     15 |   path: ./mine
   given: DIR/mine
-  hint: pickled weights (*.bin) can run code and are not read; where you trust them, convert them: \
+  hint: pickled weights (*.bin) can run code and are not read; if you trust them, convert them: \
 AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)
 1 error; nothing was run
 """,

@@ -78,8 +78,8 @@ def test_the_first_checkpoint_is_on_record_before_training_ends_with_the_rows_of
     assert results(lab) == expected
     assert lab.query(MEASURED) == [(0, 20), (20, 20), (40, 20), (60, 20)]
     log = (lab.home.run(run_id) / "logs" / "evaluate.log").read_text()
-    assert "step 0: was measured while training went on" in log
-    assert "step 20: was measured while training went on" in log
+    assert "step 0: was measured during training" in log
+    assert "step 20: was measured during training" in log
     assert not (lab.home.run(run_id) / "concurrent").exists()
     assert lab.processes() == []
 

@@ -38,7 +38,7 @@ CLAIMED = "expected reward less the unnormalized reverse KL of each token, in st
         (
             {"type": "grpo"},
             {"updates": 2},
-            r"This run's objective has not the gradient of expected reward less the reverse KL of each token, in "
+            r"This run's objective does not have the gradient of expected reward less the reverse KL of each token, in "
             r"states of the sampler and does not claim to: on average it is up to \d+ % off in the first update .*",
         ),
     ],

@@ -180,7 +180,9 @@ def test_a_checkpoint_that_got_its_name_after_the_run_was_taken_over_does_not_co
         checkpoints.wait()
     third = Checkpoints(tmp_path / "checkpoints", Retention(last=9), Fence(tmp_path, 3))
     assert (third.latest(), third.latest(up_to=5)) == (6, 4)
-    assert "step-000008 is broken (it is of a trainer from which the run was taken over)" in capsys.readouterr().err
+    assert (
+        "step-000008 is broken (a trainer wrote it after another one had taken over the run)" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("count", [1, 6, 7, 14, 40])

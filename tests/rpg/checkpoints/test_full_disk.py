@@ -42,7 +42,7 @@ def test_a_run_survives_a_full_disk(tmp_path: Path, small_disk: Path, room: int,
     assert all(not defect(checkpoint) for checkpoint in saved)
     filler.unlink()
     output = train(run_dir)
-    assert f"{'goes on after' if saved else 'begins at'} step {len(saved)}" in output
+    assert f"{'resumes after' if saved else 'begins at'} step {len(saved)}" in output
     assert sorted(row["step"] for row in rows(run_dir, "metrics") if row["name"] == "reward/mean") == [*range(1, 7)]
     recorded = [(row["step"], row["rollout_id"]) for row in rows(run_dir, "rollouts")]
     assert len(recorded) == len(set(recorded)) == STEPS * 32

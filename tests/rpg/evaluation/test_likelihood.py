@@ -170,5 +170,5 @@ def test_a_line_that_is_no_question_is_named(
 
 def test_a_question_that_the_context_cannot_hold_is_named(directory: Path, tmp_path: Path) -> None:
     issue = wrong(directory, tmp_path, {"prompt": "01" * 16, "choices": ["0", "1"], "answer": 0})
-    assert issue.message == "a question of `questions` with a choice is longer than the model's context"
+    assert issue.message == "a question of `questions` and one of its choices are longer than the model's context"
     assert issue.allowed == "at most 32 tokens"

@@ -132,7 +132,7 @@ def test_a_balance_of_experts_that_a_model_has_not_is_refused() -> None:
         with pytest.raises(SpecError, match="no experts that transformers balances by this loss"):
             check_balancing(balanced, model)
     check_balancing(balanced, tiny().model)
-    with pytest.raises(SpecError, match="where ranks share sequences"):
+    with pytest.raises(SpecError, match="if ranks share sequences"):
         check_balancing(training(router_aux_loss_coef=0.1, sequence_parallel_size=2, ranks=2), tiny().model)
 
 

@@ -76,7 +76,7 @@ def test_one_that_gives_another_attention_or_fails_is_taken_back_with_a_warning(
     with pytest.raises(ModuleNotFoundError, match="flash_attn"):
         attention.activate_flash_attention_impl("FA3")
     assert not activate_if_right("FA3", CPU, torch.float32)
-    assert "FA3 is installed and not used: No module named 'flash_attn_interface'" in caplog.text
+    assert "FA3 is installed but not used: No module named 'flash_attn_interface'" in caplog.text
 
     plain = packing.scaled_dot_product_attention
 
@@ -85,5 +85,5 @@ def test_one_that_gives_another_attention_or_fails_is_taken_back_with_a_warning(
 
     monkeypatch.setattr(attention, "activate_flash_attention_impl", activate)
     assert not activate_if_right("FA4", CPU, torch.float32)
-    assert "FA4 is installed and not used: a gradient or result is off by 0." in caplog.text
+    assert "FA4 is installed but not used: a gradient or result is off by 0." in caplog.text
     assert calls == ["restored", "restored"]

@@ -190,17 +190,17 @@ def test_algorithm_1_differentiates_the_ratio_and_the_advantage(ratio: float, ex
 
 
 REFUSED = [
-    ({"estimator": "differentiable", "clip": {"type": "truncate"}}, "truncate needs estimator reinforce"),
-    ({"estimator": "differentiable", "clip": {"type": "value"}}, "value needs estimator reinforce"),
+    ({"estimator": "differentiable", "clip": {"type": "truncate"}}, "truncate` needs `estimator: reinforce`"),
+    ({"estimator": "differentiable", "clip": {"type": "value"}}, "value` needs `estimator: reinforce`"),
     (
         {"estimator": "differentiable", "divergence": "forward", "clip": {"type": "dual", "branch": "regularized"}},
         "needs a reverse divergence",
     ),
     (
         {"estimator": "differentiable", "clip": {"type": "dual", "branch": "regularized", "keep_divergence": True}},
-        "keep_divergence cannot act",
+        "keep_divergence` has no effect",
     ),
-    ({"type": "grpo", "kl_in": "reward", "kl_weighted": True}, "kl_weighted cannot act"),
+    ({"type": "grpo", "kl_in": "reward", "kl_weighted": True}, "`kl_weighted` has no effect"),
     ({"type": "ppo", "clip": {"dual": 0.9}}, "greater than 1"),
 ]
 

@@ -197,11 +197,11 @@ def test_the_metrics_are_exact_at_every_state_with_full_and_unbiased_with_top_k(
 def test_missing_inputs_are_named() -> None:
     inputs = batch(6)
     without = {name: values for name, values in inputs.items() if name not in ("logits", "ref_logits", "token_ids")}
-    with pytest.raises(ValueError, match="kl full needs logits and ref_logits"):
+    with pytest.raises(ValueError, match="`kl: full` needs `logits` and `ref_logits`"):
         token_losses(of(kl="full"), **without)
-    with pytest.raises(ValueError, match="kl top_k needs token_ids"):
+    with pytest.raises(ValueError, match="`kl: top_k` needs `token_ids`"):
         token_losses(of(kl="top_k"), **{name: values for name, values in inputs.items() if name != "token_ids"})
-    with pytest.raises(ValueError, match="the divergence at each state is missing"):
+    with pytest.raises(ValueError, match="needs the divergence at each state"):
         evaluate_objective(of(kl="full"), TokenBatch(**without))
     with pytest.raises(ValueError, match=r"state \[3, 3\]"):
         TokenBatch(**without, state=of_logits("reverse", inputs["logits"][:, :3], inputs["ref_logits"][:, :3]))
@@ -211,12 +211,12 @@ def test_missing_inputs_are_named() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kl": "full", "level": "sequence"}, "objective.kl: kl full is summed at each state"),
-        ({"kl": "top_k", "level": "sequence"}, "objective.kl: kl top_k is summed at each state"),
-        ({"divergence": "jensen_shannon"}, "objective.divergence: jensen_shannon is summed over tokens"),
+        ({"kl": "full", "level": "sequence"}, "objective.kl: `kl: full` is summed at each state"),
+        ({"kl": "top_k", "level": "sequence"}, "objective.kl: `kl: top_k` is summed at each state"),
+        ({"divergence": "jensen_shannon"}, "objective.divergence: jensen_shannon is a sum over the vocabulary"),
         (
             {"kl": "full", "estimator": "differentiable", "clip": {"type": "dual", "branch": "regularized"}},
-            "branch regularized with estimator differentiable needs kl sampled, not full",
+            "`clip.branch: regularized` with `estimator: differentiable` needs `kl: sampled`, not `kl: full`",
         ),
         ({"kl": "top_k", "kl_top_k": 0}, "objective.kl_top_k: must be at least 1"),
         ({"kl": "all"}, "allowed: sampled, top_k, full"),

@@ -166,7 +166,7 @@ TAKES_SEATS = """
             taken.append(connection)
 """
 GATHERED = "gathered [{'rank': 0}, {'rank': 1}] 2.0"
-NOTICED = "another process than the launch's may have taken a rank's place"
+NOTICED = "a process outside the launch may have taken a rank's place"
 
 
 @pytest.mark.more

@@ -148,7 +148,7 @@ def test_an_endpoint_that_comes_back_is_asked_again_and_one_that_does_not_ends_t
             assert pending.result().value == 1.0
     with (
         open_scorer(reward.model_copy(update={"patience_seconds": 0.6})) as scorer,
-        pytest.raises(RewardAwayError, match=f"the judge at {endpoint.url} was away"),
+        pytest.raises(RewardAwayError, match=f"the judge at {endpoint.url} was unavailable"),
     ):
         scored(scorer, "7")
 

@@ -60,9 +60,9 @@ def test_a_function_of_trls_signature_is_given_lists_of_one() -> None:
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ("def score(response):\n return None", "TypeError: score returned None, and not a number"),
+        ("def score(response):\n return None", "TypeError: score returned None, not a number"),
         ("def score(response):\n return float('nan')", "ValueError: score returned nan"),
-        ("def score(completions):\n return 1.0", "TypeError: score returned 1.0, and not a list with one number"),
+        ("def score(completions):\n return 1.0", "TypeError: score returned 1.0, not a list with one number"),
         (
             "def score(solution):\n return 1",
             "ValueError: score takes 'solution', but a problem has only: level, prompt",

@@ -465,7 +465,9 @@ def test_a_reward_is_proved_by_the_first_responses() -> None:
         prove([good, own, own])
     with pytest.raises(RewardAwayError, match=r"did not answer for 3 of 3 responses: gone \(2\); KeyError: .* \(1\)"):
         prove([away, own, away])
-    with pytest.raises(RewardFailedError, match=r"failed on 60% of the responses .*; of those kept, 1 of 3"):
+    with pytest.raises(
+        RewardFailedError, match=r"failed on 60% of the responses .*; among the responses that were kept: 1 of 3"
+    ):
         prove([good, good, own], of_sampled=0.6)
     assert failures([good]) == ""
 

@@ -138,7 +138,7 @@ def test_a_killed_run_goes_on_with_the_scores_that_wait(mixed: Path, alone: Path
     wait_for_step(process, killed, 3, saved=True)  # the batch of a later step waits, scored, in the checkpoint
     process.send_signal(signal.SIGKILL)
     finish(process, expect=-signal.SIGKILL)
-    assert "goes on after step" in train(killed)
+    assert "resumes after step" in train(killed)
     same_rows(killed, alone)
 
 

@@ -80,8 +80,8 @@ FAULTS = [
     (Score("1", True), "value is '1'; allowed"),
     (Score(None, True), "value is None; allowed"),
     (Score([1.0], True), "value is [1.0]; allowed"),
-    (Score(1.0, "yes"), "correct and away are ('yes', False); allowed: True and False, and None for correct"),
-    (Score(1.0, True, away="no"), "correct and away are (True, 'no')"),
+    (Score(1.0, "yes"), "correct is 'yes' and away is False; allowed: True or False, and for correct also None"),
+    (Score(1.0, True, away="no"), "correct is True and away is 'no'"),
     (Score(1.0, True, extracted=1), "extracted is 1; allowed: a text or None"),
     (Score(1.0, True, extracted="\ud800"), "'utf-8' codec can't encode"),
     (Score(1.0, True, extracted="x" * (LONGEST_VERDICT + 1)), "extracted has 16777217 characters; allowed: at most"),
@@ -90,9 +90,9 @@ FAULTS = [
     (Score(1.0, True, penalty=5.0), "penalty is 5.0; allowed: a number of at most 0"),
     (Score(1.0, True, turns=math.nan), "turns is nan"),
     (Score(1.0, True, turns=1e300), "turns is 1e+300"),
-    (Score(1.0, True, terms={"a": 1.0}), "terms and weights must be numbers with the same names"),
-    (Score(1.0, True, weights={"a": 1.0}), "terms and weights must be numbers with the same names"),
-    (Score(1.0, True, terms=[1.0], weights=[1.0]), "terms and weights must be numbers"),
+    (Score(1.0, True, terms={"a": 1.0}), "terms and weights must be mappings from the same names to numbers"),
+    (Score(1.0, True, weights={"a": 1.0}), "terms and weights must be mappings from the same names to numbers"),
+    (Score(1.0, True, terms=[1.0], weights=[1.0]), "terms and weights must be mappings"),
     (Score(1.0, True, terms={"a": math.nan}, weights={"a": 1.0}), "the term a is nan"),
     (Score(1.0, True, terms={"a": 1.0}, weights={"a": math.inf}), "a term's weight is inf; allowed: a finite number"),
     (Score(1.0, True, terms={"a": {}}, weights={"a": 1.0}), "the term a is {}"),
@@ -171,7 +171,7 @@ def test_a_value_below_the_least_that_the_reward_declares_is_invalid(monkeypatch
     below = scored(Bounded, Score(-1.5, None), monkeypatch)
     assert (below.value, below.error) == (
         -1.0,
-        INVALID + "value is -1.5; allowed: at least -1, which the reward declares as the least",
+        INVALID + "value is -1.5; allowed: at least -1, the lowest value that the reward declares",
     )
     assert scored(Bounded, Score(-1.0 - 1e-12, None), monkeypatch).error is None  # a sum that was rounded
     assert scored(Bounded, Score.failed("why"), monkeypatch).error == "why"

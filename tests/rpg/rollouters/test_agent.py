@@ -415,7 +415,7 @@ def test_a_program_that_takes_too_long_ends_with_its_response(chat: Any) -> None
 
     rollout = work(agent(thinks_for_ever, program_seconds=5), chat, "42")
     is_over.set()
-    assert [turn.error for turn in rollout.turns] == ["it did not ask, nor end, within 5 s"]
+    assert [turn.error for turn in rollout.turns] == ["it neither sent a request nor ended within 5 s"]
 
 
 def test_a_command_can_be_ended() -> None:
@@ -455,7 +455,7 @@ def test_a_request_that_leaves_no_room_is_said_before_anything_is_sampled(chat: 
             long: Any = [{"role": "user", "content": problem.prompt * ROOM}]
             asked.chat.completions.create(model="any", messages=long)
 
-    with pytest.raises(SpecError, match="leaves it no room") as raised:
+    with pytest.raises(SpecError, match="leaves the policy no room") as raised:
         work(agent(says_much), chat)
     assert "rollout.max_response_length" in str(raised.value)
 
@@ -463,7 +463,7 @@ def test_a_request_that_leaves_no_room_is_said_before_anything_is_sampled(chat: 
 def test_the_doctor_has_the_program_begun_and_sees_whether_it_asks() -> None:
     asking, silent = agent(asks_twice), agent(lambda *_: "42")
     assert list(asking.answering(60)) == [Answering("agent", "programmed", "")]
-    assert list(silent.answering(60)) == [Answering("agent", "programmed", "it asked nothing, and returned '42'")]
+    assert list(silent.answering(60)) == [Answering("agent", "programmed", "it sent no request and returned '42'")]
     nowhere = Agent(type="agent", program=Command(type="command", command=("no-such-program",)))
     assert list(nowhere.answering(60)) == [Answering("agent", "command", "no such program: no-such-program")]
     issue = nowhere.lacks()

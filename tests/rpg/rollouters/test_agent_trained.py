@@ -109,7 +109,7 @@ def test_a_run_whose_programs_go_in_step_goes_on_bit_for_bit_after_a_kill(inputs
     wait_for_step(process, killed, 3, saved=True)  # the batch of a later step is being sampled
     process.send_signal(signal.SIGKILL)
     finish(process, expect=-signal.SIGKILL)
-    assert "goes on after step" in train(killed)
+    assert "resumes after step" in train(killed)
     same_rows(killed, whole)
     said = [
         {(row["step"], row["rollout_id"], row["turn"]): (row["text"], row["restart"]) for row in rows(run, "turns")}

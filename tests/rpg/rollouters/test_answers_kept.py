@@ -84,7 +84,7 @@ def test_a_step_that_a_kill_interrupts_hears_the_same_answers_again(
     assert len(kept[5]) > 5
     assert len(kept[6]) >= 4
     before = len(said(notes))
-    assert "goes on after step 4" in finish(start([sys.executable, "-m", "rpg.train", str(run)], environment))
+    assert "resumes after step 4" in finish(start([sys.executable, "-m", "rpg.train", str(run)], environment))
     first, again = (
         {table: of_attempt(run, table, 5, attempt) for table in ("tokens", "turns", "rollouts")} for attempt in (1, 2)
     )

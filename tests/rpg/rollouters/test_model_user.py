@@ -90,7 +90,7 @@ def test_a_limit_of_the_rate_and_an_outage_are_waited_out(monkeypatch: pytest.Mo
 def test_an_endpoint_that_stays_away_ends_the_attempt_and_one_that_refuses_the_key_the_run() -> None:
     with judging(lambda _: (503, {}, "away")) as endpoint:
         away = talk(endpoint, patience_seconds=0.1)
-        with pytest.raises(RewardAwayError, match=f"the user at {endpoint.url} was away"):
+        with pytest.raises(RewardAwayError, match=f"the user at {endpoint.url} was unavailable"):
             speak(away, "41", problem=PROBLEM)
     with judging(lambda _: (401, {}, "who are you?")) as endpoint, pytest.raises(SpecError) as refused:
         speak(talk(endpoint), "41", problem=PROBLEM)
@@ -173,7 +173,7 @@ def test_a_step_that_a_kill_interrupts_hears_the_same_words_again(inputs: Path, 
         go_on.set()
         kept = [json.loads(line) for file in held_in.glob("*") for line in file.read_text().splitlines()]
         before = len(endpoint.requests)
-        assert "goes on after step 4" in finish(start([sys.executable, "-m", "rpg.train", str(run)]))
+        assert "resumes after step 4" in finish(start([sys.executable, "-m", "rpg.train", str(run)]))
         asked_again = len(endpoint.requests) - before
     for table in ("tokens", "turns", "rollouts"):
         first, again = (of_attempt(run, table, 5, attempt) for attempt in (1, 2))

@@ -194,7 +194,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit_with_given_tokens_in_the_batc
     wait_for_step(process, killed, 5, saved=True)
     process.send_signal(signal.SIGKILL)
     finish(process, expect=-signal.SIGKILL)
-    assert "goes on after step" in train(killed)
+    assert "resumes after step" in train(killed)
     same_rows(killed, whole)
     for file in ("checkpoints/step-000008/learner-rank00000.safetensors", "weights/step-000008/model.safetensors"):
         assert (killed / file).read_bytes() == (whole / file).read_bytes(), file

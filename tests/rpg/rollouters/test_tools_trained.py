@@ -125,7 +125,7 @@ def test_a_run_that_is_killed_in_the_middle_of_a_response_goes_on_bit_for_bit(in
     wait_for_step(process, killed, 5, saved=True)  # the batch of a later step is being sampled
     process.send_signal(signal.SIGKILL)
     finish(process, expect=-signal.SIGKILL)
-    assert "goes on after step" in train(killed)
+    assert "resumes after step" in train(killed)
     same_rows(killed, whole)
     last = "weights/step-000008/model.safetensors"
     assert (killed / last).read_bytes() == (whole / last).read_bytes()

@@ -202,7 +202,9 @@ def test_each_prompt_may_have_a_limit_of_its_own(engine: Sampler) -> None:
         for rollout, whole in zip(group.rollouts, uncut.rollouts, strict=True):
             assert rollout.response_ids == whole.response_ids[:limit]
             assert rollout.finish_reason == ("length" if len(whole.response_ids) > limit else whole.finish_reason)
-    with pytest.raises(ValueError, match="limits \\[3, 0\\] of 2 prompts; one each of at least 1 is needed"):
+    with pytest.raises(
+        ValueError, match="2 prompts but limits \\[3, 0\\]: each prompt needs exactly one limit, of at least 1"
+    ):
         engine.generate(PROMPTS[:2], group_size=1, sampling=sampling(), seeds=[1, 2], limits=[3, 0])
 
 
@@ -445,9 +447,9 @@ def test_logprobs_of_given_tokens_are_the_models(engine: Sampler, model: PreTrai
 @pytest.mark.parametrize(
     ("prompts", "seeds", "message"),
     [
-        ([[5], []], [1, 2], "prompt 1 has 0 tokens; 1 to 63 leave room for a response"),
-        ([[5] * 64], [1], "prompt 0 has 64 tokens; 1 to 63 leave room for a response"),
-        ([[5], [6]], [1], "2 prompts and 1 seeds; one each is needed"),
+        ([[5], []], [1, 2], "prompt 1 has 0 tokens; allowed: 1 to 63, which leave room for a response"),
+        ([[5] * 64], [1], "prompt 0 has 64 tokens; allowed: 1 to 63, which leave room for a response"),
+        ([[5], [6]], [1], "2 prompts but 1 seeds: each prompt needs exactly one seed"),
     ],
 )
 def test_prompts_that_cannot_be_answered_are_named(

@@ -159,7 +159,7 @@ def test_a_server_without_a_command_is_said_at_its_line(
     [
         (None, "there is no such program"),
         ("#!/no/such/python", "server begins with #!/no/such/python"),
-        ("#!/usr/bin/env no-such-python", "a program on the PATH that it finds"),
+        ("#!/usr/bin/env no-such-python", "a program on the PATH that env searches"),
     ],
 )
 def test_a_server_whose_program_or_interpreter_is_not_here_is_said_at_its_line(

@@ -73,17 +73,17 @@ MISTAKES = {
     "a backslash": (
         'q: "\\d"\n',
         1,
-        '"..." knows no `\\d`',
+        '"..." has no escape `\\d`',
         "write the backslash twice, or use '...', which has no escapes",
     ),
     "a sign of YAML's own": ("q: @x\n", 1, "a value cannot begin with `@`", QUOTES),
     "an ampersand": ("q: & x\n", 1, "a value cannot begin with `&`", QUOTES),
-    "a star": ("q: *.json\n", 1, "the alias *.json is not defined", 'a text that begins with `*` takes quotes: "..."'),
+    "a star": ("q: *.json\n", 1, "the alias *.json is not defined", 'put a text that begins with `*` in quotes: "..."'),
     "text on the line of its bar": (
         "q: | x\n",
         1,
         "text on the line of its `|`",
-        "after `|` the text begins on the next line; a text with `|` in front takes quotes",
+        "after `|` the text begins on the next line; put a text that begins with `|` in quotes",
     ),
 }
 

@@ -31,7 +31,7 @@ def test_the_good_spec_warns_of_nothing():
         (
             "training:",
             "reference: {source: behaviour, update: {every_steps: 2}}\ntraining:",
-            "reference.update: a reference of",
+            "reference.update: a reference with",
         ),
         ("training:", "evaluation: {datasets: [heldout]}\ntraining:", "evaluation.datasets.0: no such evaluation set"),
         (

@@ -30,7 +30,8 @@ def test_either_the_trainer_measures_or_ranks_beside_it_and_both_need_problems()
         "spec.yaml:26: evaluation.concurrent_ranks: the trainer evaluates its policy itself\n"
         "    26 | evaluation: {every_steps: 2, concurrent_ranks: 1}\n"
         "  given: 1, with evaluation.every_steps 2\n"
-        "  hint: write checkpoints: all and training.export_every_steps, and leave every_steps out; or leave this out\n"
+        "  hint: write `checkpoints: all` and `training.export_every_steps` and leave `every_steps` out; or leave "
+        "`concurrent_ranks` out\n"
         "1 error; nothing was run"
     )
     assert "there is no evaluation set" in message(EXPORTING + EVALUATION, "data.evaluation=[]")

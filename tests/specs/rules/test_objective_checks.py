@@ -147,16 +147,17 @@ def test_sums_over_tokens_are_accepted_where_they_act() -> None:
         (
             summed("kl: full\n  level: sequence"),
             [
-                "spec.yaml:16: objective.kl: kl full is summed at each state, and a whole response has one ratio\n",
+                "spec.yaml:16: objective.kl: `kl: full` is summed at each state, but a whole response has one ratio\n",
                 "    16 |   kl: full\n",
-                "hint: write level: to_go, whose gradient is that of the whole response's divergence too, or kl: sam",
+                "hint: write `level: to_go`, which also has the gradient of the whole response's divergence, or `kl:",
             ],
         ),
         (
             summed("divergence: jensen_shannon"),
             [
-                "spec.yaml:16: objective.divergence: jensen_shannon is summed over tokens: it needs kl full or top_k\n",
-                "hint: write kl: full, or kl: top_k; or take another divergence\n",
+                "spec.yaml:16: objective.divergence: jensen_shannon is a sum over the vocabulary: it needs `kl: full` "
+                "or `kl: top_k`\n",
+                "hint: write `kl: full` or `kl: top_k`, or take another divergence\n",
             ],
         ),
         (

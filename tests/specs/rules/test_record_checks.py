@@ -21,8 +21,8 @@ def test_tokens_without_their_responses_are_refused() -> None:
     assert message(with_record("rollouts: none")) == (
         "spec.yaml:24: record.tokens: token rows would contain the responses that record.rollouts leaves out\n"
         "    24 | record: {rollouts: none}\n"
-        "  given: all with rollouts none    allowed: none\n"
-        "  hint: write tokens: none too, or leave rollouts out\n"
+        "  given: all with `rollouts: none`    allowed: none\n"
+        "  hint: write `tokens: none` too, or leave `rollouts` out\n"
         "1 error; nothing was run"
     )
     assert warnings(with_record("rollouts: none, tokens: none")) == "0 warnings"

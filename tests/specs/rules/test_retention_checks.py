@@ -94,7 +94,7 @@ def test_a_study_takes_drift_and_retention_as_goals_and_constraints():
         ),
         (
             "{metric: mean@8, dataset: held_out}\nconstraints: [{metric: bits_per_byte, dataset: prose, max: -1}]",
-            "constraints.0.max: no trial can keep it\n",
+            "constraints.0.max: no trial can satisfy it\n",
         ),
         ("{metric: drift/reverse, dataset: nowhere}", "goal.dataset: no such evaluation set\n"),
         ("{metric: drift/reverse_token, dataset: held_out}", "goal.metric: no such measure\n"),

@@ -226,7 +226,7 @@ def test_an_environment_that_is_not_installed_is_an_unknown_name() -> None:
         "spec.yaml:11: rollout.rollouter.type: unknown type\n"
         "    11 | rollout: {max_response_length: 32, rollouter: {type: check_again, question: sure?}}\n"
         f'  given: "check_again"    allowed: {", ".join(our_names(RollouterSection.package))}\n'
-        "  hint: more are installed as packages with an entry point in `rpg.rollouters`\n"
+        "  hint: a package with an entry point in `rpg.rollouters` adds another\n"
         "1 error; nothing was run"
     )
 
@@ -253,7 +253,7 @@ def by_turn(rollout: str, more: str = "") -> str:
 @pytest.mark.parametrize(
     ("rollout", "said"),
     [
-        ("temperature: 1.0", "no turn has a reward, so every turn's return is that of the response"),
+        ("temperature: 1.0", "no turn has a reward of its own, so every turn has the return of the response"),
         (BY_TURN.replace(", rewards: {call: 0.5}", ""), "no turn has a reward"),
         (f"{BY_TURN}, dynamic_sampling: {{}}", "groups with equal sums but different turns"),
     ],

@@ -133,7 +133,7 @@ def test_a_population_is_answered_with_what_to_search_instead():
         ),
         (
             GOAL + "constraints:\n  - {metric: kl/reverse, max: 0.1, min: 0.2}\n",
-            "spec.yaml:9: constraints.0.max: no trial can keep both bounds\n"
+            "spec.yaml:9: constraints.0.max: no trial can satisfy both bounds\n"
             "    9 |   - {metric: kl/reverse, max: 0.1, min: 0.2}\n"
             "  given: max 0.1, min 0.2    allowed: at least 0.2\n  hint: max is the upper bound\n",
         ),
@@ -148,7 +148,7 @@ def test_a_population_is_answered_with_what_to_search_instead():
         ),
         (
             GOAL + "constraints:\n  - {metric: truncated_fraction, max: -0.1}\n",
-            "spec.yaml:9: constraints.0.max: no trial can keep it\n"
+            "spec.yaml:9: constraints.0.max: no trial can satisfy it\n"
             "    9 |   - {metric: truncated_fraction, max: -0.1}\n"
             "  given: -0.1    allowed: 0 or more\n  hint: truncated_fraction is never below that\n",
         ),
@@ -224,7 +224,7 @@ def test_cma_searches_numbers_only_and_needs_its_package(monkeypatch):
         "spec.yaml:7: parameters[objective.divergence]: cma searches numbers only\n"
         "    7 |   objective.divergence: {choice: [reverse, forward]}\n"
         "  given: reverse, forward    allowed: float or int\n"
-        "  hint: take tpe or gp, or a study for each candidate\n"
+        "  hint: take tpe or gp, or write one study for each candidate\n"
         "1 error; nothing was run"
     )
     find_spec = importlib.util.find_spec
@@ -300,7 +300,7 @@ def test_samplers_that_take_several_goals(sampler):
         ),
         (
             GOAL + "constraints: [{metric: truncated_fraction, max: 1}]\n" + TRIALS,
-            "spec.yaml:8: constraints.0.max: every trial keeps it\n"
+            "spec.yaml:8: constraints.0.max: every trial satisfies it\n"
             "    8 | constraints: [{metric: truncated_fraction, max: 1}]\n"
             "  given: 1: truncated_fraction is always at most 1\n",
         ),

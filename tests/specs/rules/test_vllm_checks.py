@@ -55,9 +55,7 @@ def test_engines_that_cannot_be_where_they_are_put_are_errors(fields: str, expec
 
 NODES = "launcher: {type: slurm, nodes: 2}"
 TOO_FEW = "rollout.engine_gpus: too few GPUs for the engines"
-IN_TWO_WAYS = (
-    "rollout.engine_gpus: some of the engines' GPUs are those of the ranks that they serve, and some are others"
-)
+IN_TWO_WAYS = "rollout.engine_gpus: it mixes GPUs of the ranks that the engines serve with other GPUs"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +132,7 @@ APART = "launcher: {type: ray, engine_nodes: 2}"
         (
             ", placement: dedicated, engine_gpus: [4, 5, 6, 7]",
             APART,
-            "rollout.engine_gpus: the engines are not on the ranks' machines, whose GPUs it names\n",
+            "rollout.engine_gpus: it names GPUs of the ranks' machines, but the engines are on other machines\n",
         ),
         (
             ", placement: dedicated, ranks_per_engine: 2",

@@ -228,7 +228,7 @@ def test_evaluation_while_training_goes_on_is_a_job_of_its_own(lab: Lab, cluster
     assert submitted["train.log"] == ["job 1"]
     assert submitted["evaluate-concurrent.log"] == ["job 2"]
     assert submitted["evaluate.log"] == ["job 3"]
-    assert "step 0: was measured while training went on" in logs["evaluate-0-rpg1.log"]
+    assert "step 0: was measured during training" in logs["evaluate-0-rpg1.log"]
     wait_for(lambda: not cluster.jobs(), what="the jobs to leave the queue")
 
 

@@ -110,7 +110,7 @@ def test_an_engine_starts_whatever_the_users_shell_says_of_split_groups(engine: 
 
 @pytest.mark.vllm
 def test_a_temperature_for_given_tokens_is_refused(engine: VllmSampler) -> None:
-    with pytest.raises(ValueError, match=r"at temperature 1 only, not 0\.5"):
+    with pytest.raises(ValueError, match=r"only at temperature 1, not 0\.5"):
         engine.logprobs([5, 6, 7], prompt_length=1, temperature=0.5)
 
 
