@@ -13,6 +13,8 @@ from pipelines.replay.run import replay_run
 from specs.reading.recorded import recorded_spec
 from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, weights
 
+pytestmark = pytest.mark.more
+
 CLIP = {"type": "dual", "low": 0.01, "high": 0.02}
 BUILT_IN = {"type": "rpg", "kl_coef": 0.1, "clip": CLIP}
 HELD = "clip(w, 1 - low, 1 + high)"
@@ -52,7 +54,6 @@ def metrics(home: Home, run: str) -> dict[tuple[int, str], float]:
     return {(row["step"], row["name"]): row["value"] for row in rows(home.run(run), "metrics")}
 
 
-@pytest.mark.more
 def test_a_formula_trains_what_the_built_in_objective_trains_and_records_the_same(home: Home) -> None:
     built_in, formula = metrics(home, "built-in"), metrics(home, "formula")
     assert built_in.keys() == formula.keys()

@@ -20,6 +20,8 @@ from specs.schema.objective import Objective
 from specs.schema.schedule import at_step, loops_in, schedules_in
 from tests.rpg.tiny_run import STEADY, finish, make_inputs, make_run, rows, start, train
 
+pytestmark = pytest.mark.more
+
 STEPS = 4
 PLAIN: dict[str, Any] = {
     "objective": {"type": "rpg", "kl_coef": 0.1, "clip": {"type": "dual", "low": 0.01, "high": 0.02}},
@@ -114,7 +116,6 @@ def metrics(run: Path) -> dict[str, list[float]]:
     return by_name
 
 
-@pytest.mark.more
 def test_schedules_of_one_value_train_the_weights_of_the_plain_numbers_bit_for_bit(runs: Path) -> None:
     assert same(weights(runs / "plain"), weights(runs / "points"))
     assert not same(weights(runs / "plain"), weights(runs / "ramps"))
@@ -198,7 +199,6 @@ def test_a_move_of_the_reference_clears_the_optimizer(runs: Path) -> None:
     assert min(cleared["weight"], kept["exp_avg"], kept["exp_avg_sq"]) > 0
 
 
-@pytest.mark.more
 def test_every_zero_stage_clears_the_optimizer_alike(inputs: Path, tmp_path: Path) -> None:
     update = {"every_steps": 1, "reset_optimizer": True}
     moves = {"objective": {"type": "rpg", "kl_coef": 0.1}, "reference": {"source": "snapshot", "update": update}}
@@ -303,7 +303,6 @@ SCHEDULED_OBJECTIVES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.more
 @pytest.mark.parametrize("values", SCHEDULED_OBJECTIVES, ids=lambda values: f"{values['type']}-{values['clip']['low']}")
 def test_the_certificate_holds_at_any_step(values: dict[str, Any]) -> None:
     objective = parse_objective(values)

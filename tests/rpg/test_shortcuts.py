@@ -11,6 +11,8 @@ from safetensors.numpy import load_file
 from rpg.advantages import with_signal
 from tests.rpg.tiny_run import make_run, rows, train
 
+pytestmark = pytest.mark.more
+
 NO_DIVERGENCE = {
     "objective": {"type": "rpg", "divergence": "none"},
     "reference": {"source": "behaviour", "update": None},
@@ -37,7 +39,6 @@ def trained(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return runs
 
 
-@pytest.mark.more
 def test_a_step_that_skips_responses_without_advantage_updates_the_same(trained: dict[str, Path]) -> None:
     same_first_step(trained["plain"], trained["skipping"], "loss", "grad_norm", "reward/mean")
 

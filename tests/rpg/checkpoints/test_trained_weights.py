@@ -14,6 +14,8 @@ from rpg.checkpoints.pieces import PieceFiles
 from tests.rpg.tiny_engine import fresh_logprobs, sampling
 from tests.rpg.tiny_run import TOKENS, assert_trained, finish, make_inputs, make_run, rows, start
 
+pytestmark = pytest.mark.more
+
 LORA = {"rank": 4, "alpha": 8.0}
 FREE = {"type": "schedule_free_adamw", "learning_rate": 0.03}
 SNAPSHOT = {"source": "snapshot", "update": {"every_steps": 3}}
@@ -65,7 +67,6 @@ def furthest(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
     return max(float((one - two).abs().max()) for one, two in pairs)
 
 
-@pytest.mark.more
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("column", ["rollout_logprob", "old_logprob"])
 def test_what_is_exported_samples_the_next_step_and_gives_its_old_logprobs(runs: Path, name: str, column: str) -> None:

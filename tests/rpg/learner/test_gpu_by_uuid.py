@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from places import ROOT
+
+pytestmark = pytest.mark.more
 
 NVML = """
 class NVMLError(Exception):

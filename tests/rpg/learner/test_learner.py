@@ -8,6 +8,8 @@ import pytest
 
 from tests.rpg.tiny_run import finish, group_of, make_inputs, start
 
+pytestmark = pytest.mark.more
+
 STAGES = [f"{zero}:float32:60" for zero in range(4)]
 ALONE = [
     *["plain", *STAGES, "0:float32:1", "0:float32:100000", "0:float32:60:padded", "2:bfloat16:60"],
@@ -58,7 +60,6 @@ def worst(results: Path, case: str, other: str) -> float:
     return max(float(np.linalg.norm(one[name] - two[name]) / np.linalg.norm(two[name])) for name in one)
 
 
-@pytest.mark.more
 def test_the_updates_move_every_tensor(results: Path) -> None:
     import safetensors.numpy
 

@@ -40,6 +40,8 @@ from tests.rpg.batches.test_batch import example, two_turns
 from tests.rpg.checkpoints.test_resume import same_rows, wait_for_step
 from tests.rpg.tiny_run import PROBLEMS, SPEC, TOKENS, finish, make_run, rows, start, train
 
+pytestmark = pytest.mark.more
+
 GIVEN = [TOKENS.index("0"), TOKENS.index("=")]
 TWO_TURNS: dict[str, Any] = {"rollouter": {"type": "check_again", "question": "0="}, "max_response_length": 12}
 AHEAD: dict[str, Any] = {
@@ -84,7 +86,6 @@ def by_response(run_dir: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]
     return [(rollout, tokens[rollout["step"], rollout["rollout_id"]]) for rollout in rows(run_dir, "rollouts")]
 
 
-@pytest.mark.more
 def test_given_tokens_are_recorded_and_nothing_is_known_of_them(home: Home) -> None:
     for rollout, tokens in by_response(home.run("turns")):
         first = next(place for place, token in enumerate(tokens) if not token["sampled"])

@@ -15,6 +15,8 @@ from storage import Store
 from tests.rpg.shares_worker import OBJECTIVES, RUN, advantages_here, record, the_step, trained_here
 from tests.storage.recording import RecordedRun
 
+pytestmark = pytest.mark.more
+
 FIELDS = ("held", "token_ids", "sampled", "rollout_logprobs", "lengths", "num_sampled", "group_ids")
 
 
@@ -44,7 +46,6 @@ def save_alone(directory: Path) -> None:
     copy.write(directory)
 
 
-@pytest.mark.more
 def test_every_response_is_held_by_one_rank_before_and_after_it_is_handed_over(shared: Shared) -> None:
     for name in ("sampled", "trained"):
         held = np.concatenate([rank[name] for rank in shared.ranks])

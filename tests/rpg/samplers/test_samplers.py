@@ -36,7 +36,7 @@ from tests.rpg.tiny_engine import (
 ENGINES = [
     "transformers",
     pytest.param("engines", marks=pytest.mark.more),
-    pytest.param("vllm", marks=pytest.mark.vllm),
+    pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.more]),
     pytest.param("dedicated", marks=[pytest.mark.vllm, pytest.mark.long]),
     pytest.param("vllm engines", marks=[pytest.mark.vllm, pytest.mark.long]),
 ]

@@ -20,6 +20,8 @@ from pipelines.home.home import Home
 from pipelines.prefect.server.deployments import EXPERIMENTS
 from pipelines.prefect.server.settings import client_environment
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture(scope="module")
 def server(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -92,7 +94,6 @@ def submitted(client: Lab, *arguments: str, overrides: tuple[str, ...] = ()) -> 
     return runs
 
 
-@pytest.mark.more
 def test_a_document_is_sent_once_and_its_flow_runs_stay_small(client: Lab, server: Server) -> None:
     runs = submitted(client, overrides=("seeds=[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24]",))
     assert len({run["flow_run_id"] for run in runs}) == 25
@@ -151,7 +152,6 @@ def test_workers_are_given_runs_of_higher_priority_first(client: Lab, server: Se
     assert [entry["flow_run"]["name"] for entry in waiting] == ["tiny: seed 3", "tiny: seed 2", "tiny: seed 1"]
 
 
-@pytest.mark.more
 @pytest.mark.parametrize("verb", ["submit", "worker", "cancel"])
 def test_without_the_password_a_command_says_where_to_put_it(
     client: Lab, server: Server, monkeypatch: pytest.MonkeyPatch, verb: str
@@ -171,7 +171,6 @@ def test_without_the_password_a_command_says_where_to_put_it(
     )
 
 
-@pytest.mark.more
 def test_a_prefect_profile_brings_its_password(
     client: Lab, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -202,7 +201,6 @@ def test_a_deployment_that_was_deleted_is_made_again(client: Lab, server: Server
     assert server.flow_run(run["flow_run_id"])["state_type"] == "SCHEDULED"
 
 
-@pytest.mark.more
 def test_a_run_that_has_ended_is_never_changed_by_a_cancel(client: Lab, server: Server) -> None:
     (run,) = submitted(client)
     state = {"state": {"type": "COMPLETED", "name": "Completed"}, "force": True}
@@ -254,7 +252,6 @@ def pools(server: Server) -> list[str]:
     return [pool["name"] for pool in server.call("/work_pools/filter", {})]
 
 
-@pytest.mark.more
 def test_failures_and_completions_are_told_by_the_server(client: Lab, server: Server, receiver: Receiver) -> None:
     client.spec.write_text(SPEC.replace("name: tiny", "name: noticed") + NOTIFY)
     failing, finishing = submitted(client, overrides=("seeds=[1,2]",))
@@ -307,7 +304,6 @@ def automations(server: Server) -> list[str]:
     return sorted(automation["name"] for automation in tagged)
 
 
-@pytest.mark.more
 def test_an_address_that_is_not_on_this_machine_is_told_at_its_line_before_anything_is_submitted(
     client: Lab, server: Server
 ) -> None:

@@ -34,7 +34,7 @@ from pipelines.prefect.services.supervisord import Supervisor
 from specs.machine.files import read_json
 from tests.pipelines.prefect.flows.test_submit import log_in
 
-pytestmark = pytest.mark.usefixtures("signals_arrive")
+pytestmark = [pytest.mark.more, pytest.mark.usefixtures("signals_arrive")]
 
 NOBODY = 65534
 """An ordinary user's number, who owns nothing of ours."""
@@ -142,7 +142,6 @@ def a_command(mark: Path) -> dict[str, Any]:
     return {"name": "attack", "job_variables": {"command": f"touch {mark}"}, "state": {"type": "SCHEDULED"}}
 
 
-@pytest.mark.more
 @pytest.mark.parametrize(
     "uid",
     [
@@ -256,7 +255,6 @@ def page_of_another_origin(script: str) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.mark.more
 @pytest.mark.needs("chromium")
 def test_a_page_of_another_origin_neither_reads_nor_starts_anything(up: Up, tmp_path: Path) -> None:
     from playwright.sync_api import sync_playwright
@@ -288,7 +286,6 @@ def test_a_page_of_another_origin_neither_reads_nor_starts_anything(up: Up, tmp_
     assert not (tmp_path / "mark").exists()
 
 
-@pytest.mark.more
 @pytest.mark.needs("chromium")
 def test_the_dashboard_is_entered_with_what_its_file_holds_and_shows_what_it_asks_for(up: Up) -> None:
     from playwright.sync_api import sync_playwright
@@ -305,7 +302,6 @@ def test_the_dashboard_is_entered_with_what_its_file_holds_and_shows_what_it_ask
     assert refused == []
 
 
-@pytest.mark.more
 def test_the_worker_runs_no_command_but_ours_whoever_asks(up: Up, tmp_path: Path) -> None:
     ours, (first, second, third, fourth) = up.deployment(), (tmp_path / name for name in "abcd")
     create = f"/deployments/{ours['id']}/create_flow_run"
@@ -366,7 +362,6 @@ def test_what_listens_of_rpg_report_is_what_the_page_says(lab: Lab) -> None:
     assert rows("`rpg report --serve`", listeners(lab, "report")) == rows_on_page("`rpg report --serve`")
 
 
-@pytest.mark.more
 @pytest.mark.parametrize("forks", [pytest.param("0", marks=pytest.mark.long), "1"])
 def test_the_api_of_a_command_has_the_password_too_and_no_stage_gets_it(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, forks: str
@@ -403,7 +398,6 @@ def statuses(up: Up, shown: str) -> tuple[int, int]:
     return api, studies
 
 
-@pytest.mark.more
 def test_a_reader_reads_and_submits_nothing_and_sees_what_waits(
     up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
