@@ -65,16 +65,16 @@ def read_unit(root: Path, unit: str, documents: Documents, read_segments: Callab
 def read_attempts(documents: Documents, directory: Path) -> list[Row]:
     """Returns a run's rows of `attempts`: every start of its trainer, with the last step whose rows still count.
 
-    A row that attempt a recorded counts if no later attempt resumed from an earlier step than the row's. An attempt
-    whose lease has a lower number than that of an earlier attempt began after the run was taken over from it: none of
-    its rows counts, and it supersedes none.
+    A row counts if no attempt after the row's own resumed from an earlier step than the row's. If an attempt's lease
+    has a lower number than an earlier attempt's lease, another worker had already taken over the run when the attempt
+    began: none of its rows counts, and it supersedes no rows.
     """
     rows = []
     attempts = [_attempt(documents, path) for path in numbered(directory / "attempts")]
     highest = list(accumulate((attempt["lease"] for attempt in attempts), max))
     limit: int | None = None
     for attempt, lease in zip(reversed(attempts), reversed(highest), strict=True):
-        fenced = 0 < attempt["lease"] < lease  # 0: started by hand, or a batch job, which outlives a lease
+        fenced = 0 < attempt["lease"] < lease  # 0 means: started by hand, or by a batch job, which outlives a lease
         rows.append(attempt | {"run_id": directory.name, "valid_through": -1 if fenced else limit})
         if not fenced:
             resumed = attempt["resumed_from_step"]

@@ -51,8 +51,8 @@ def half_written(root: Path, segments: Iterable[Segment]) -> set[str]:
     """Returns the keys of shares that do not count yet, because another rank's share is neither on disk nor in a
     compacted segment.
 
-    The read may have come between the writes of two ranks; or the run was killed between them, and the shares never
-    count.
+    If the directory was read between the writes of two ranks, the shares count later. If the run was killed between
+    these writes, they never count.
     """
     listed = list(segments)
     ranks_of: dict[tuple[str, SegmentName], set[int]] = {}
@@ -72,8 +72,8 @@ def half_written(root: Path, segments: Iterable[Segment]) -> set[str]:
 def lost(root: Path, run_id: str, before: Iterable[Segment], listed: Sequence[Segment]) -> list[Segment]:
     """Returns the segments of a run that existed before, and whose rows are lost.
 
-    Merged rows are in another file; freed rows, and rows of an earlier run or evaluation of that name, were deleted on
-    purpose.
+    Merged rows are not lost: they are in another file. Freed rows, and rows of an earlier run or evaluation of that
+    name, were deleted on purpose.
 
     Args:
         before: segments in the index.

@@ -70,7 +70,7 @@ def schema_version() -> str:
     text = "".join(sql(name) for name in ("schema.sql", "catalogue.sql", "queries/views.sql", "queries/rewards.sql"))
     text += "".join(f"{table}: {columns(table)}\n" for table in TABLES)
     number = re.search(r"^-- version: (\d+)$", text, re.MULTILINE)
-    assert number, "schema.sql carries no version"
+    assert number, "schema.sql contains no version number"
     return f"{number[1]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 

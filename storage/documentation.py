@@ -85,7 +85,7 @@ def metric_names() -> str:
 
 
 def _literal(value: str | float) -> str:
-    """Returns a text or a bound in SQL; NULL for no bound."""
+    """Returns a text or a number as a SQL literal; NULL for an infinite bound."""
     if isinstance(value, str):
         return quoted(value)
     return f"{value}::DOUBLE" if math.isfinite(value) else "NULL::DOUBLE"

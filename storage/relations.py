@@ -30,7 +30,9 @@ class View:
     over: tuple[str, ...]
     """The views that must be created before this view, in that order."""
     tables: frozenset[str]
-    """The tables, recorded in segments or made from them, that this view reads in the end."""
+    """The tables that this view reads, directly or through other views; they are recorded in segments or made from
+    them.
+    """
 
 
 @cache

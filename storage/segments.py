@@ -70,7 +70,7 @@ def _candidates(root: Path, run_id: str) -> Iterator[tuple[Segment, bool]]:
             yield _segment(root, entry, table, run_id), parse_segment_name(entry.name) is not None
     for stage in entries(run / "evaluate"):
         if not _FINGERPRINT.fullmatch(stage.name):
-            continue  # a directory that is still being filled
+            continue  # a directory that is still being written
         for table in EVALUATED:
             for entry in entries(Path(stage.path) / "segments" / table):
                 is_named = is_readable_name(entry.name) and entry.name.endswith(".parquet")

@@ -42,8 +42,8 @@ class Snapshot:
     Args:
         damaged: keys of segments and packs that were found damaged -> the damage: they are left out.
         index: whether the index may be read; false if it was found damaged.
-        sql: the query that needs the snapshot. Files of tables that it does not name are not checked in runs that have
-            ended: a missing one is noticed when it is read. None for any query.
+        sql: the query that needs the snapshot. In runs that have ended, only files of tables that the query names are
+            checked; another missing file is noticed when it is read. None for any query.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Snapshot:
         warnings = []
         obstacle = database.attach(self.connection, root) if index else "damaged"
         if obstacle and obstacle != "missing":
-            warnings.append(f"experiments.duckdb is {obstacle}; reading the segments (`rpg db rebuild` makes it again)")
+            warnings.append(f"experiments.duckdb is {obstacle}; reading the segments (`rpg db rebuild` rebuilds it)")
         self._attached = not obstacle
         indexed = known_units(self.connection, "store.recorded") if self._attached else {}
         tables = TABLES if sql is None else _tables_in(sql)
@@ -176,8 +176,9 @@ class Snapshot:
         return in_segments(table, self.root, current, other, () if table in NATIVE else self._resumed(), packs)
 
     def _entries(self, table: str, packs: Iterable[Pack] = ()) -> list[KnownSegment]:
-        """Returns a table's segments that are not in these packs. For the summary, returns those of runs that the
-        index's summary lacks."""
+        """Returns a table's segments that are not in these packs. For the summary, returns the segments of runs that
+        the index's summary lacks.
+        """
         if table == SUMMARY:
             indexed = self._indexed(
                 "table_name = 'metrics' AND run_id NOT IN (SELECT run_id FROM store.recorded.rewards)"
@@ -194,8 +195,9 @@ class Snapshot:
         return [entry for entry in known if f"runs/{entry.segment.run_id}" not in self._outdated]
 
     def _is_listed(self, key: str, problem: str) -> bool:
-        """Returns whether answers must leave out the file. That is not so for a missing file that the index no longer
-        lists."""
+        """Returns whether answers must leave out the file. They need not if the file is missing and the index no longer
+        lists it.
+        """
         return problem != GONE or bool(self._indexed(f"key = {database.quoted(key)}"))
 
     def _known(self, condition: str) -> dict[str, KnownSegment]:
@@ -235,7 +237,7 @@ def find_damage(snapshot: Snapshot, sql: str, error: duckdb.Error) -> dict[str, 
     for pack in packs:
         with suppress(FileNotFoundError):
             if is_damaged(snapshot.root, pack):
-                damaged[pack] = "damaged; its rows are read from the runs' own files (`rpg db rebuild` makes it again)"
+                damaged[pack] = "damaged; its rows are read from the runs' own files (`rpg db rebuild` rebuilds it)"
     for segment in segments:
         try:
             read(snapshot.root, segment)

@@ -32,7 +32,7 @@ _ATTEMPTS = 8
 """Number of attempts of a query, because files may disappear after the directories were listed."""
 _MOST_UNKNOWN = 20
 """Largest number of units that a reader reads itself. If there are more, it starts an ingest."""
-_MOVED = "a file was removed while it was being queried: earlier answers were of an earlier moment than this one"
+_MOVED = "a file was removed during a query; this answer shows a later moment than earlier answers"
 
 
 @dataclass(frozen=True)

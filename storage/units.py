@@ -121,7 +121,8 @@ def read_units(root: Path, stamps: dict[str, str], known: dict[str, KnownSegment
 
 def _read_unit(root: Path, path: str, stamp: str, known: dict[str, KnownSegment]) -> Unit:
     # The order matters. States are read before segments, so that the evaluation in a state is on disk.
-    # Segments are listed before attempts are read, so that every row's attempt is known: it may replace earlier rows.
+    # Segments are listed before attempts are read, so that every row's attempt is known: an attempt may replace earlier
+    # rows.
     segments: list[KnownSegment] = []
     merged: set[str] = set()
 
@@ -138,7 +139,7 @@ def _read_unit(root: Path, path: str, stamp: str, known: dict[str, KnownSegment]
 
     documents, stamp = Documents(root), stamp.removesuffix(_HAS_ENDED)
     rows = read_unit(root, path, documents, read_segments)
-    # Restoring a damaged file in place changes no directory's time.
+    # A damaged file may be restored in place, which changes no directory's time.
     is_whole = not documents.problems and not any(entry.problem for entry in segments)
     settled = stamp if is_whole and _is_settled(stamp) and _is_closed(root, path, rows, segments) else None
     if settled and path.startswith("runs/") and rows["runs"][0]["status"] in FINAL:

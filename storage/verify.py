@@ -22,9 +22,9 @@ _ANSWERS = {
     "rollouts": "queries of rollouts, and replay, lack these steps",
     "tokens": "queries of tokens, and replay, lack these steps",
     "turns": "conversations lack these steps",
-    "events": "what happened to the run is not whole",
-    "checkpoints": "the list of checkpoints is not whole; the checkpoints themselves are",
-    "evaluations": "accuracies in runs, compare, report and leaderboard are not of the steps that they seem to be of",
+    "events": "the run's list of events is incomplete",
+    "checkpoints": "the list of checkpoints is incomplete; the checkpoints themselves are complete",
+    "evaluations": "runs, compare, report and leaderboard show the accuracy of the wrong step",
     "evaluation_samples": "intervals of compare and report lack these problems",
     "evaluation_scores": "retention in compare and report lacks these items",
     "drift_samples": "drift in compare and report lacks these problems",
@@ -55,14 +55,14 @@ def check(home_root: Path, *, full: bool = False) -> list[str]:
     root = Path(home_root).absolute()
     known, obstacle = _index(root)
     runs = [entry.name for entry in entries(root / "runs") if entry.is_dir()]
-    lines = [f"{_shown(f'runs/{run}')}: no name of a run; it is not read" for run in runs if not is_readable_name(run)]
+    lines = [f"{_shown(f'runs/{run}')}: not a valid run name; ignored" for run in runs if not is_readable_name(run)]
     lines += [line for run in runs if is_readable_name(run) for line in _run(root, run, known, full=full)]
     lines += [
         line for pattern in _OTHER_DOCUMENTS for path in sorted(root.glob(pattern)) for line in _document(root, path)
     ]
     lines += _absent(root, set(runs)) if full else []
     if obstacle := obstacle or database.damage_of_index(root):
-        return [*lines, f"experiments.duckdb: {obstacle}; `rpg db rebuild` makes it again"]
+        return [*lines, f"experiments.duckdb: {obstacle}; `rpg db rebuild` rebuilds it"]
     return [*lines, *_gone(root, known), *_copies(root), *_packs(root, full=full), *_unreadable_texts(root)]
 
 
@@ -89,7 +89,7 @@ def _index(root: Path) -> tuple[dict[str, KnownSegment], str]:
 def _run(root: Path, run_id: str, known: dict[str, KnownSegment], *, full: bool) -> Iterator[str]:
     yield from _documents(root, root / "runs" / run_id)
     for key in misnamed_files(root, run_id):
-        yield f"{_shown(key)}: not named like a segment; it is not read"
+        yield f"{_shown(key)}: not a valid segment name; ignored"
     listed = run_segments(root, run_id)
     passed_over = merged_away(root, listed) | half_written(root, listed)
     segments = [segment for segment in listed if segment.key not in passed_over]
@@ -121,7 +121,7 @@ def _documents(root: Path, directory: Path) -> Iterator[str]:
 
 def _document(root: Path, path: Path) -> Iterator[str]:
     for problem in unreadable(path.parent) if path.name == "spec.json" else read_checked(path)[1]:
-        yield f"{_shown(path.relative_to(root).as_posix())}: {problem}; it is passed over; {_CURE}"
+        yield f"{_shown(path.relative_to(root).as_posix())}: {problem}; ignored; {_CURE}"
 
 
 def _segment(root: Path, segment: Segment, known: KnownSegment | None) -> Iterator[str]:
@@ -193,7 +193,7 @@ def _packs(root: Path, *, full: bool) -> Iterator[str]:
         connection.close()
     for pack, num_bytes in packs:
         if not (root / pack).exists():
-            yield f"{pack}: gone; answers are slower, and `rpg db rebuild` makes it again"
+            yield f"{pack}: gone; answers are slower; `rpg db rebuild` rebuilds it"
         elif not database.has_pack(root, pack, num_bytes) or (full and is_damaged(root, pack)):
             yield f"{pack}: damaged: its content has changed; `rpg db rebuild` rebuilds it"
 
@@ -216,17 +216,17 @@ def _copies(root: Path) -> Iterator[str]:
             for run_id, in_segments, in_index in differing:
                 yield (
                     f"experiments.duckdb: has {in_index} rows of {table} of run {run_id}, its segments {in_segments};"
-                    " `rpg db rebuild` makes it again"
+                    " `rpg db rebuild` rebuilds it"
                 )
     except duckdb.Error as error:
-        yield f"experiments.duckdb: damaged: {str(error).splitlines()[0]}; `rpg db rebuild` makes it again"
+        yield f"experiments.duckdb: damaged: {str(error).splitlines()[0]}; `rpg db rebuild` rebuilds it"
     finally:
         connection.close()
 
 
 def _unreadable_texts(root: Path) -> Iterator[str]:
     """Names the runs with rows whose JSON columns have another type."""
-    with store.Store.open(root) as record, suppress(QueryError):  # a damaged file, which is named elsewhere
+    with store.Store.open(root) as record, suppress(QueryError):  # a damaged file, which another check reports
         for table, column, kind, words, meaning in _TEXTS:
             elements = f" AND list_distinct(json_type({column}, '$[*]')) <@ ['OBJECT']" if kind == "ARRAY" else ""
             fits = f"coalesce(TRY(json_type({column}) = '{kind}'{elements}), false)"

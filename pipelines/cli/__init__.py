@@ -70,7 +70,7 @@ def main() -> None:
             if limits := sys.modules.get("storage.statements.limits"):
                 limits.exit_if_stuck(_exit_code(end))
             raise
-        except Exception:  # a bug of ours: the texts that it quotes are stripped too
+        except Exception:  # a bug of rpg; texts that its message quotes are stripped too
             traceback.print_exc()
             sys.exit(1)
 
@@ -117,7 +117,7 @@ def _run() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except SystemExit as end:
-        if not isinstance(end.__context__, BrokenPipeError):  # which typer turns into an exit
+        if not isinstance(end.__context__, BrokenPipeError):  # typer turns this error into an exit
             raise
         _close_stdout()
         sys.exit(0)  # the reader has closed the pipe
@@ -149,7 +149,8 @@ def _trouble_of_prefect(error: Exception) -> str:
     broken = [path for path in there if not _is_read(path)]
     places = [*map(str, (path.absolute() for path in broken or there)), *([] if broken else ["PREFECT_* variables"])]
     why = " ".join(str(error).split())
-    return f"{', '.join(places)}: Prefect cannot read its settings: {why}\n  hint: fix it, or call rpg elsewhere"
+    hint = "fix them, or run rpg in another directory"
+    return f"{', '.join(places)}: Prefect cannot read its settings: {why}\n  hint: {hint}"
 
 
 def _is_read(path: Path) -> bool:

@@ -36,7 +36,7 @@ def answer_lines(document: "Document", home: Home) -> list[str]:
     lines += [outcome_line(result, several=len(groups) > 1) for result in outcomes_of(found)]
     lines += ["", f"report  {home.experiment(name) / 'report.html'}"]
     if others := names_of_others(home, name):
-        lines.append(f"        run with other values too: {', '.join(others)} (rpg report, rpg compare)")
+        lines.append(f"        also run with other values: {', '.join(others)} (rpg report, rpg compare)")
     return lines
 
 
@@ -87,7 +87,7 @@ def next_lines(document: "Document", outcomes: Sequence[RunOutcome], *, single: 
     """Returns three useful next commands, chosen by the results and quoted for any shell.
 
     Args:
-        single: one run of several was asked for.
+        single: only one of several runs was requested.
     """
     file = partial(_with_settings, document)
     name = document.experiment.name
@@ -102,7 +102,7 @@ def next_lines(document: "Document", outcomes: Sequence[RunOutcome], *, single: 
         if outcome.status == "failed":
             commands.append((f"rpg logs {outcome.run.run_id}", "what went wrong"))
         if outcome.status in ("failed", "cancelled") and not (of_many and outcome.interrupted):
-            commands.append((f"rpg resume {outcome.run.run_id}", "go on with it"))
+            commands.append((f"rpg resume {outcome.run.run_id}", "resume it"))
     settings = {str(outcome.run.values) for outcome in outcomes if outcome.status == "finished"}
     if document.experiment.trains:
         commands += _after_training(document, file, finished, several=len(settings) > 1)
@@ -155,7 +155,7 @@ def more_steps(document: "Document") -> tuple[str, str] | None:
     if matrix and "training.steps" in {*matrix.product, *matrix.zip}:
         return None
     why = why_from_the_start(experiment)
-    what = f"more steps, from the start: {why}" if why else f"more steps, on from step {steps}"
+    what = f"more steps, from the start: {why}" if why else f"more steps, continuing from step {steps}"
     return f"rpg run {_with_settings(document, f'training.steps={2 * steps}')}", what
 
 
@@ -179,5 +179,5 @@ def _after_measuring(
     else:
         yield (
             f"rpg evaluate {file()}",
-            "narrower intervals, once data.evaluation has more problems; greedy answers are one",
+            "narrower intervals, after you add problems to `data.evaluation` (a greedy model has one answer each)",
         )

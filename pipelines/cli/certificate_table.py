@@ -15,9 +15,9 @@ PREAMBLE = """\
 The expected gradient of each objective against the exact gradient of what it claims to optimise, by
 enumeration of every response of {cases} small policies in float64. Errors are relative, of the worst
 case; exact: at most {tolerance:.0e}. The divergence weighs as much as the reward (kl_coef 1), and the
-reference is a third policy. Advantages are rewards less their mean: what a scale, whitening, top_p
-or a correction for the engine change is no part of it. Keys of a spec that a certificate does not
-cover stand under its objective.
+reference is a third policy. Advantages are rewards minus their mean; the effects of a scale,
+whitening, top_p or a correction for the engine are not included. Keys of a spec that a certificate
+does not cover are listed under its objective.
 
 claim      when it is said to be exact: always; on: while the policy is the sampler; never
 on, off    the error on policy, off policy; cos: of the angle between the gradients, off policy

@@ -17,7 +17,7 @@ def execute(document: Document, only: str = "", *, parallel: str = "1", as_json:
 
     Args:
         only: a run's id.
-        parallel: how many runs at a time; auto: as many as this machine has free slots for.
+        parallel: number of concurrent runs; auto: as many as this machine's free slots allow.
         as_json: print the answer as JSON.
     """
     from pipelines.home.home import Home

@@ -50,7 +50,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write.")]
 Profile = Annotated[str, typer.Option(envvar="RPG_PROFILE", help="A Prefect API's URL or a Prefect profile's name.")]
 Pool = Annotated[
-    str, typer.Option(help="The work pool whose workers take it; without it the spec's launcher.pool, else rpg.")
+    str, typer.Option(help="The work pool whose workers execute it. By default the spec's `launcher.pool`, else rpg.")
 ]
 ServerRecord = Annotated[
     str,
@@ -61,12 +61,20 @@ SafeCsv = Annotated[
 ]
 Rows = Annotated[
     list[str] | None,
-    typer.Option("--rows", metavar="TEXT", help="Only rows whose first column contains TEXT; several: any of them."),
+    typer.Option(
+        "--rows",
+        metavar="TEXT",
+        help="Only rows whose first column contains TEXT. Repeat the option to match any of several texts.",
+    ),
 ]
 Digits = Annotated[
     int | None,
     typer.Option(
-        "--digits", min=0, max=15, metavar="N", help="After the decimal point; without it by the interval's width."
+        "--digits",
+        min=0,
+        max=15,
+        metavar="N",
+        help="Digits after the decimal point. By default, as many as the interval's width supports.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -84,6 +92,6 @@ Parallel = Annotated[
         "--parallel",
         metavar="N|auto",
         callback=_number_or_auto,
-        help="Concurrent runs; auto: as many as have free GPU slots, or 1 on a CPU.",
+        help="Number of concurrent runs; auto: as many as the free GPU slots allow, or 1 on a CPU.",
     ),
 ]

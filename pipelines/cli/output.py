@@ -112,7 +112,7 @@ def write_stream(
     Warnings go to stderr. Rows are written as they arrive; a table holds only the rows that it shows.
 
     Args:
-        choice: chosen rows and digits; JSON keeps all digits, and Parquet has neither.
+        choice: chosen rows and digits; JSON keeps all digits; Parquet keeps all rows and digits.
         safe: as for `csv_text`.
     """
     for warning in stream.warnings:
@@ -223,7 +223,7 @@ def table_text(
     if left_out := ", ".join(columns[len(widths) :]):
         print(f"the terminal is too narrow for: {left_out}; `| cat` shows all", file=sys.stderr)
     if hidden := max(len(rows), num_rows) - len(shown):
-        print(f"{hidden} more rows are not shown; `--format csv` or `-o FILE` gives all", file=sys.stderr)
+        print(f"{hidden} more rows are not shown; `--format csv` or `-o FILE` writes all rows", file=sys.stderr)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
@@ -270,7 +270,7 @@ def table_for_papers(
     space.
 
     Args:
-        caption: stands above the table in LaTeX and HTML. Without it the LaTeX table is no float.
+        caption: stands above the table in LaTeX and HTML. Without a caption the LaTeX table does not float.
         safe: as for `csv_text`.
     """
     cells = [[" ".join(cell.split()) for cell in row] for row in rows]
@@ -297,7 +297,7 @@ def table_for_papers(
         case TableFormat.csv:
             return csv_text([columns, *cells], safe=safe)
         case TableFormat.table | TableFormat.json:
-            raise ValueError(f"{kind} is not written here")
+            raise ValueError(f"this function does not write {kind}")
         case _:
             assert_never(kind)
 
@@ -385,7 +385,7 @@ def format_of(output: Path | None) -> Format:
         return Format.table
     suffix = output.suffix.lstrip(".")
     if suffix not in tuple(Format):
-        raise RpgError(f"{output}: cannot infer the format from the name; give --format table, csv, json or parquet")
+        raise RpgError(f"{output}: cannot infer the format from the name; add --format table, csv, json or parquet")
     return Format(suffix)
 
 
@@ -396,7 +396,7 @@ def _write_parquet(stream: "Stream", file: BinaryIO) -> None:
     from storage.statements.texts import distinct
 
     if file.isatty():
-        raise RpgError("Parquet is not for a terminal; give -o FILE")
+        raise RpgError("a terminal cannot show Parquet; write it to a file with -o FILE")
     # DuckDB's sums of integers are decimals of 38 digits, which few programs read as integers.
     sums = pa.decimal128(38, 0)
     given, batches = stream.batches()
@@ -439,8 +439,8 @@ def _destination(output: Path | None, *, is_stripped: bool = False) -> Iterator[
             raise SystemExit(0) from None
         return
     if os.path.lexists(output) and (output.is_symlink() or not output.is_file()):
-        kind = "a link" if output.is_symlink() else "no plain file"
-        raise RpgError(f"{output} is {kind} and is left as it is; give the name of a new or a plain file")
+        kind = "a link" if output.is_symlink() else "not a regular file"
+        raise RpgError(f"{output} is {kind} and was not changed; name a new file or a regular file")
     aside = output.with_name(f".{output.name}.{secrets.token_hex(8)}.partial")
     try:
         with open(aside, "xb") as file:

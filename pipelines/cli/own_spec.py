@@ -149,7 +149,7 @@ def own_spec(
     prompt = _column("prompt", _PROMPTS, columns, data, prompt)
     answer = _column("answer", _ANSWERS, columns, data, answer)
     if unknown := arguments.missing(columns):
-        allowed, hint = ", ".join(columns), "name it like its column; the gold answer is also `answer`"
+        allowed, hint = ", ".join(columns), "name the parameter like its column; the gold answer is also in `answer`"
         message = "--reward: no column provides this parameter of the function"
         raise SpecError(Issue(message, (), unknown[0], allowed, hint, str(data)))
     keep = [name for name in arguments.named if name in columns and name not in arguments.given]
@@ -177,7 +177,7 @@ def own_spec(
         evaluated=(
             "problems of another part of the dataset"
             if table.held_out
-            else "the first problems; they leave the training set"
+            else "the first problems, which are removed from the training set"
         ),
         columns=f"{{prompt: {json.dumps(prompt)}, answer: {json.dumps(answer)}{kept}}}",
         others=f"  # others: {', '.join(others)}" if others else "",
@@ -286,11 +286,11 @@ def _reward(named: str, directory: Path) -> "tuple[str, Arguments]":
     except OSError as error:
         raise _wrong(f"cannot be read: {error.strerror}", path) from None
     except (SyntaxError, ValueError) as error:
-        raise _wrong(f"is no Python: {getattr(error, 'msg', error)}", path) from None
+        raise _wrong(f"is not valid Python: {getattr(error, 'msg', error)}", path) from None
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]
     function = function or ("score" if "score" in names or len(names) != 1 else names[0])
     if function not in names:
-        hint = f"say which: `--reward {path}:{names[0]}`" if names else ""
+        hint = f"name one, for example `--reward {path}:{names[0]}`" if names else ""
         raise SpecError(Issue(f"has no function `{function}`", (), "", ", ".join(names), hint, str(path)))
     entry = f"python, path: {json.dumps(_beside(path, directory))}"
     entry += f", function: {function}" if function != "score" else ""
@@ -308,7 +308,7 @@ def _read(data: Path, split: str) -> _Table:
     if not kind and not data.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(data)):
         kind = "hub"
     if not kind:
-        raise _wrong("is of no known kind", data, f"{', '.join(kinds)}, or a dataset's directory or Hub id")
+        raise _wrong("has an unknown file suffix", data, f"{', '.join(kinds)}, or a dataset's directory or Hub id")
     if kind != "hub" and not data.is_file():
         raise _wrong("no such file", data)
     more = held_out = ""
@@ -347,7 +347,7 @@ def _of_hub(path: str, split: str) -> tuple[list[dict[str, Any]], str, str]:
     if split and split not in splits:
         raise SpecError(Issue("--split: no such part", (), split, ", ".join(splits)))
     if not split and "train" not in splits and len(splits) > 1:
-        hint = "say which to train on: `--split NAME`"
+        hint = "name the part to train on with `--split NAME`"
         raise SpecError(Issue("the dataset has no part `train`", (), ", ".join(splits), "", hint))
     chosen = split or ("train" if "train" in splits else splits[0])
     entries = "\n      split: {}"
@@ -370,7 +370,7 @@ def _column(role: str, usual: Sequence[str], columns: Sequence[str], data: Path,
     by_name = {column.lower(): column for column in columns}
     if found := next((by_name[name] for name in usual if name in by_name), ""):
         return found
-    hint = f"say which: `--{role} COLUMN`"
+    hint = f"name the column with `--{role} COLUMN`"
     raise SpecError(Issue(f"cannot tell which column holds the {role}s", (), ", ".join(columns), "", hint, str(data)))
 
 

@@ -27,7 +27,7 @@ def run_prompt(store: "Store", kind: Format, *, safe: bool = False) -> None:
     interactive = sys.stdin.isatty()
     with _history(store, wanted=interactive):
         if interactive:
-            print("SQL over everything recorded; .help says more", file=sys.stderr)
+            print("SQL over everything recorded; .help lists the commands", file=sys.stderr)
         for statement in _statements(interactive):
             try:
                 _answer(store, statement, kind, safe=safe)

@@ -78,7 +78,7 @@ def reading(profile: str) -> Iterator[Reading]:
 
 
 def wait_for_start(reading: Reading, names: Collection[str]) -> None:
-    """Waits until no command here is starting an experiment of these names: its runs are not recorded before."""
+    """Waits until no command here is starting an experiment of these names, because its runs are recorded only then."""
     told = set[str]()
     while reading.record is None and (awaited := [name for name in starting(reading.home) if name in names]):
         for name in awaited if not told else ():

@@ -119,7 +119,7 @@ def evaluated_responses(
     if not shown:
         which = "" if response is None else f"response {response} of "
         raise RpgError(
-            f"{which}step {step} of {run_id} on {dataset} is not recorded; it was measured last at step"
+            f"{which}step {step} of {run_id} on {dataset} is not recorded; the last evaluation was at step"
             f" {measured['step']}"
         )
     return shown

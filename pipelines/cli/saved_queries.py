@@ -50,7 +50,7 @@ def find_query(home: Home, name: str) -> SavedQuery:
     if name in queries:
         return queries[name]
     near = difflib.get_close_matches(name, queries, n=1)
-    hint = f"did you mean `@{near[0]}`?" if near else f"`queries/{name}.sql` would be it"
+    hint = f"did you mean `@{near[0]}`?" if near else f"write the query to the file `queries/{name}.sql`"
     raise RpgError(f"there is no saved query `{name}`\n  there are: {', '.join(queries)}\n  hint: {hint}")
 
 
@@ -63,8 +63,8 @@ def parse_params(given: list[str]) -> list[object] | dict[str, object]:
     if not any(named):
         return [_value(text) for text in given]
     if not all(named):
-        hint = "a VALUE that holds `=` is written as JSON: '\"a=b\"'"
-        raise RpgError(f"--param: give all by name (NAME=VALUE) or all in order (VALUE)\n  hint: {hint}")
+        hint = "write a VALUE that contains `=` as JSON: '\"a=b\"'"
+        raise RpgError(f"--param: name all values (NAME=VALUE), or none and keep their order (VALUE)\n  hint: {hint}")
     return {match[1]: _value(match[2]) for match in named if match}
 
 

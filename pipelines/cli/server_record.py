@@ -75,9 +75,10 @@ class ServerRecord:
         named = _named_to_readers(self._url, shown) or self._variable()
         if not isinstance(named, str):
             hint = (
-                f"set its variable {RECORD_VARIABLE} to the URL of `rpg report --serve` there, or of the object store"
+                f"set the server's variable {RECORD_VARIABLE}"
+                " to the URL of `rpg report --serve` there, or of the object store"
             )
-            raise SpecError(Issue(f"the server at {self._url} does not say where its workers' record is", hint=hint))
+            raise SpecError(Issue(f"the server at {self._url} does not publish its record's address", hint=hint))
         self._place = named
         # The credentials of this home's processes are for servers of this home, and the server may name any location.
         of_place = auth_string_for(self._own, named)
@@ -126,8 +127,9 @@ def _record_at(home: Home, profile: str) -> WebSource | None:
 
 
 def _named_to_readers(url: str, shown: str) -> str | None:
-    """Returns the location of the record. Our servers also tell it to clients with read access only. None for other
-    servers."""
+    """Returns the location of the record. Our servers also return it to clients with read access only. None for other
+    servers.
+    """
     user, _, password = shown.partition(":")
     auth = (user, password) if shown else None
     with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):

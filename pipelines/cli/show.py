@@ -144,7 +144,7 @@ def print_run(run: dict[str, Any], *, whole: bool = False) -> None:
 
 
 def _print_short(run: dict[str, Any]) -> None:
-    """Prints the learning settings, the last step, the last problems, and next commands."""
+    """Prints the learning settings, the metrics of the last step, the last problems, and next commands."""
     from specs.metrics import progress_text
 
     learning = [f"{path} {show(value)}" for path, value in run["spec"].items() if path.startswith(_LEARNING)]
@@ -237,7 +237,7 @@ def _certificate(certificate: Mapping[str, Any], when: str) -> None:
     ]
     claim = {"always": "exact always", "on_policy": "exact on policy", "never": "no claim"}[certificate["claim"]]
     verdict = "" if certificate["claim"] == "never" else ", holds" if certificate["holds"] else ", DOES NOT HOLD"
-    title = f"Certificate{when}: {claim}{verdict}; held against {certificate['claimed']}"
+    title = f"Certificate{when}: {claim}{verdict}; compared with {certificate['claimed']}"
     print(f"\n{title}\n{certificate['meaning']}")
     print_table(tuple(findings[0]), [list(finding.values()) for finding in findings])
 

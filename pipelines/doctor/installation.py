@@ -154,7 +154,7 @@ def _home(home: Home) -> Iterator[Finding]:
     mode = stat.S_IMODE(home.root.stat().st_mode) if home.root.exists() else 0
     # Its group may enter, if PostgreSQL must run as a separate user.
     if mode & 0o067:
-        message = f"other users can get at {home.root}: `chmod 700` keeps them out ({mode:o})"
+        message = f"other users can access {home.root} (mode {mode:o}): `chmod 700` prevents it"
         yield Finding("home's mode", "note", message)
     crashed = [
         path.parent.name
@@ -190,7 +190,7 @@ def _profile(home: Home) -> Iterator[Finding]:
 def _services(home: Home) -> Iterator[Finding]:
     services = running_services(home)
     if services is None:
-        yield Finding("dashboard", "note", "not up; `rpg up` starts it, `rpg run` does without")
+        yield Finding("dashboard", "note", "not running; `rpg up` starts it, but `rpg run` does not need it")
         return
     if is_healthy(services.url):
         yield Finding("dashboard", "ok", services.dashboard)
@@ -201,7 +201,7 @@ def _services(home: Home) -> Iterator[Finding]:
     for program in dict.fromkeys(process.program for process in states):
         yield _program(home, services, [process for process in states if process.program == program])
     refuses = status_of_answer(f"{services.url}/admin/version") == 401
-    message = "the API refuses who shows no password" if refuses else "the API answers without a password"
+    message = "the API refuses requests without a password" if refuses else "the API answers without a password"
     yield Finding("password", "ok" if refuses else "broken", message)
 
 

@@ -105,7 +105,7 @@ def _strange_file(export: Export) -> str:
     """Returns the first of an export's files that `rpg export` never writes; empty if there is no such file."""
     for name in export.files:
         if not all(map(is_portable_name, name.split("/"))):
-            return f"{name if name.isprintable() else repr(name)} is not a file of it"
+            return f"{name if name.isprintable() else repr(name)} is not a file of an export"
         for path in (export.directory / name, *(export.directory / name).parents):
             if path == export.directory:
                 break

@@ -52,7 +52,8 @@ def write_export(home: Home, run_id: str, directory: Path) -> dict[str, int]:
         if not path.resolve().is_relative_to(inside):
             raise RpgError(f"{path} is a link to a place outside {home.root}: it is not exported")
     directory.mkdir(parents=True, exist_ok=True)
-    with home.locked("ingest", waiting=lambda: None):  # otherwise segments are merged into others meanwhile
+    # Without this lock, segments could be merged into others meanwhile.
+    with home.locked("ingest", waiting=lambda: None):
         for name in _names(home, run_id):
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / name, directory / name)

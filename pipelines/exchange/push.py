@@ -191,7 +191,7 @@ def send(model: Model, repo: str, *, private: bool) -> Pushed:
     disable_progress_bars()  # they would leave every intermediate state on the terminal
     api = HfApi(library_name="rpg-experiments")
     if get_token() is None:
-        raise PushError(f"there is no token for {api.endpoint}: `hf auth login` keeps one, or set HF_TOKEN")
+        raise PushError(f"there is no token for {api.endpoint}: `hf auth login` stores one, or set HF_TOKEN")
     left = ""
     try:
         repo, is_new = _opened(api, repo, private=private)
@@ -254,7 +254,7 @@ def _taken_back(api: "HfApi", repo: str) -> str:
             return ""
     except Exception:  # any library may raise here, as above
         return f"\n  {repo} was created for it and may still exist, empty: `hf repos delete {repo}` removes it"
-    return f"\n  {repo} holds files all the same: the commit may have arrived, and its answer not"
+    return f"\n  {repo} contains files nevertheless: the commit may have arrived although its response did not"
 
 
 def _step(home: Home, run_id: str, checkpoint: str, exported: list[int]) -> int:
@@ -305,8 +305,8 @@ def _is_weights(name: str) -> bool:
 
 def _other_visibility(repo: str, private: bool) -> str:
     if private:
-        return f"{repo} is public, and the model was to be private: --public pushes it there, or choose another --to"
-    return f"{repo} is private, and the model was to be public: change that on the Hub, or push with --private"
+        return f"{repo} is public, but the push is private: --public pushes it there, or choose another --to"
+    return f"{repo} is private, but the push is public: change that on the Hub, or push with --private"
 
 
 def _refused(error: Any, endpoint: str, repo: str, left: str) -> NoReturn:

@@ -24,7 +24,7 @@ def _write(name: str, function: Callable[..., Any], home: Home) -> dict[str, Any
         raise SpecError(Issue("is not a name", ("rewards", name), allowed="letters, digits and _"))
     if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
         kind = "lambda" if isinstance(function, FunctionType) else type(function).__name__
-        raise _unwritable(name, f"it is a {kind}, and not a function that `def` has made")
+        raise _unwritable(name, f"it is a {kind}, not a function that `def` defines")
     text = source_of(name, function)
     home.create()
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -76,7 +76,7 @@ def _text_of(name: str, function: FunctionType) -> str:
     try:
         return textwrap.dedent(inspect.getsource(function)).rstrip() + "\n"
     except (OSError, TypeError):
-        raise _unwritable(name, f"the source of {function.__name__} is not known here") from None
+        raise _unwritable(name, f"the source of {function.__name__} is not available here") from None
 
 
 def _used(function: FunctionType, text: str) -> dict[str, Any]:

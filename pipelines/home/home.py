@@ -16,7 +16,7 @@ from specs.errors import RpgError
 LEAST_FREE = 64 << 20
 """Bytes that a run's records, logs and database rows need, without any model."""
 _FULL_BYTES = 1 << 20
-_ELSEWHERE = "  hint: RPG_HOME names the directory in which everything is kept; without it that is .rpg here"
+_ELSEWHERE = "  hint: set RPG_HOME to the directory for all records; by default it is .rpg here"
 STORE = "RPG_STORE"
 """Environment variable of a worker with a private home: an object store's URL, for example s3://bucket/prefix."""
 _CALL_SECONDS = 0.5
@@ -52,7 +52,7 @@ class Home:
         if self.root.exists() or os.environ.get("RPG_HOME"):
             return ""
         above = next((folder / ".rpg" for folder in self.root.parent.parents if (folder / ".rpg").is_dir()), None)
-        return f"there is no home in this directory, but {above}: call rpg from {above.parent}" if above else ""
+        return f"this directory has no home, but {above} exists: run rpg in {above.parent}" if above else ""
 
     def create(self) -> None:
         """Creates the directory with access for this user alone; an existing one keeps its mode.
@@ -65,9 +65,9 @@ class Home:
             self.root.mkdir(mode=0o700, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             file = next(path for path in self.root.parents if path.is_file())
-            raise RpgError(f"{self.root} cannot be made: {file} is a file\n{_ELSEWHERE}") from None
+            raise RpgError(f"{self.root} cannot be created: {file} is a file\n{_ELSEWHERE}") from None
         except OSError as error:
-            raise RpgError(f"{self.root} cannot be made: {error.strerror}\n{_ELSEWHERE}") from None
+            raise RpgError(f"{self.root} cannot be created: {error.strerror}\n{_ELSEWHERE}") from None
         if not os.access(self.root, os.W_OK | os.X_OK):
             raise RpgError(f"{self.root} cannot be written to\n{_ELSEWHERE}")
 
@@ -154,7 +154,7 @@ class Home:
 
     @contextlib.contextmanager
     def locked(self, name: str, *, waiting: Callable[[], None]) -> Iterator[None]:
-        """Holds a lock between processes. The lock is released if its holder dies.
+        """Holds a lock between processes. The lock is released if the process that holds it dies.
 
         Args:
             name: name of the work that only one process may do at a time.
@@ -180,7 +180,9 @@ def _unusable(path: str) -> str:
     """Returns why DuckDB cannot read the files below a directory; empty if it can."""
     if os.fsencode(path) != path.encode(errors="replace"):
         encoding = sys.getfilesystemencoding()
-        return f"DuckDB takes a path for UTF-8, and this is not (this shell's encoding is {encoding}; LC_ALL=C.UTF-8)"
+        return (
+            f"DuckDB reads paths as UTF-8, which this one is not (this shell's encoding is {encoding}; LC_ALL=C.UTF-8)"
+        )
     if "\\" in path and set(path) & set("*?["):
         return "DuckDB reads no file below a path that has a backslash and one of * ? ["
     return ""
@@ -189,5 +191,5 @@ def _unusable(path: str) -> str:
 def _name(text: str) -> str:
     """Returns a user's or a server's text as one component of a path. Raises RpgError if it cannot be one."""
     if text in ("", ".", "..") or "/" in text or "\0" in text:
-        raise RpgError(f"{text!r} is not a name: names contain no slash")
+        raise RpgError(f"{text!r} is not a valid name: names contain no slash")
     return text

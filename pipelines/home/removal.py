@@ -52,7 +52,7 @@ def removal_of(home: Home, name: str) -> Removal:
     """
     experiment, version = split_name(name)
     if is_study(home, name):
-        raise NotRemovableError(f"{name} is a study: its trials cannot be removed, because its answer is based on them")
+        raise NotRemovableError(f"{name} is a study: its trials cannot be removed, because its answer needs them")
     if not is_experiment(home, name):
         runs = [find_run(home, name)]
     elif version:
@@ -111,12 +111,12 @@ def _refusal(home: Home, run_id: str) -> str:
     if status == "running":
         return f"{run_id} is running; `rpg cancel {run_id}` stops it"
     if RunState(home, run_id).waits:
-        return f"{run_id} waits on a server; `rpg cancel {run_id}` takes it back"
+        return f"{run_id} waits on a server; `rpg cancel {run_id}` withdraws it"
     for study in sorted(home.root.glob("studies/*/study.json")):
         if run_id in study_runs(home, study.parent.name):
-            return f"{run_id} is a trial of the study {study.parent.name}, whose answer rests on it"
+            return f"{run_id} is a trial of the study {study.parent.name}; the study's answer needs it"
     if os.environ.get(STORE):
-        return f"{run_id} is kept in an object store that machines share; it is not deleted from here"
+        return f"{run_id} is in an object store that several machines share; this command cannot delete it"
     return ""
 
 

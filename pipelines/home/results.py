@@ -37,7 +37,7 @@ def damage_of(manifest: Path, fingerprint: str, *, full: bool = False) -> str:
     """
     recorded = read_json(manifest)
     if recorded.get("fingerprint") != fingerprint:
-        return f"{manifest.name} is missing or of another fingerprint"
+        return f"{manifest.name} is missing or has another fingerprint"
     return find_damage(manifest.parent, recorded.get("files", {}), full=full)
 
 

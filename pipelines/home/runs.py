@@ -20,7 +20,7 @@ def find_run(home: Home, text: str) -> str:
     """Returns the id of the run that a user names.
 
     Args:
-        text: the id, its beginning, or the beginning of its last eight characters.
+        text: the id, a prefix of it, or a prefix of its last eight characters.
     Raises:
         NoSuchRunError: no run matches, or several do; the message lists the nearest.
     """
@@ -34,13 +34,13 @@ def find_run(home: Home, text: str) -> str:
     if len(of_experiment := _current_runs(home, text)) == 1:
         return of_experiment[0]
     if of_experiment:
-        together = f"`rpg compare {text}` and `rpg report {text}` are about all of them"
+        together = f"`rpg compare {text}` and `rpg report {text}` show all of them"
         listed = _listed(sorted(of_experiment))
         raise NoSuchRunError(
-            f"`{text}` is an experiment of {len(of_experiment)} runs: {together}; of one, the id:\n{listed}"
+            f"`{text}` is an experiment of {len(of_experiment)} runs: {together}; for one run, give its id:\n{listed}"
         )
     if fitting:
-        raise NoSuchRunError(f"`{text}` fits {len(fitting)} runs; write more of the id:\n{_listed(fitting)}")
+        raise NoSuchRunError(f"`{text}` matches {len(fitting)} runs; write more of the id:\n{_listed(fitting)}")
     raise NoSuchRunError(_unknown(home, text, run_ids(home)))
 
 
@@ -132,7 +132,7 @@ def _fits(run_id: str, text: str) -> bool:
 
 def _unknown(home: Home, text: str, known: list[str]) -> str:
     if not known:
-        hint = home.another() or f"{home.root} holds none yet; `rpg run FILE` makes one"
+        hint = home.another() or f"{home.root} has no runs yet; `rpg run FILE` creates one"
         return f"there is no run `{text}`: {hint}"
     near = difflib.get_close_matches(text, known, n=3, cutoff=0.4)
     hint = f"the nearest:\n{_listed(near)}" if near else "`rpg runs` lists them"

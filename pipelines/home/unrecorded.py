@@ -13,7 +13,7 @@ def why_incomplete(directory: Path, table: str) -> str:
         directory: the run's.
     """
     if freed := read_json(directory / FREED).get(table):
-        return f"`rpg gc` freed them on {freed['freed_at'][:10]}, as record.keep_days {freed['keep_days']:g} says"
+        return f"`rpg gc` freed them on {freed['freed_at'][:10]}, because of record.keep_days {freed['keep_days']:g}"
     for path in sorted((directory / "attempts").glob("*.json")):
         record = read_json(path).get("record", {})
         if record.get(table) == "none":

@@ -82,7 +82,9 @@ def print_plan(
 
 
 def findings(document: Document | StudyDocument, made: Plan, home: Home) -> tuple[list[Issue], list[Issue]]:
-    """Returns errors and warnings of a plan, from a look at the data and the models of what is still to run."""
+    """Returns errors and warnings of a plan, from a check of the data and the models of the work that is still to
+    run.
+    """
     from huggingface_hub import is_offline_mode
 
     from pipelines.jobs.preflight import examined, missing_for, unfinished, unscorable
@@ -130,12 +132,12 @@ def never_examined(to_train: list[Experiment], home: Home) -> Iterator[Issue]:
 
     on_gpus = {each.launcher.type for each in to_train if each.resources.device != "cpu"}
     if "local" in on_gpus and shutil.which("nvidia-smi") and not is_examined(home, "local", socket.gethostname()):
-        hint = "`rpg doctor --gpu` tries them in some minutes: arithmetic, links, memory, vLLM"
+        hint = "`rpg doctor --gpu` tests them in a few minutes: arithmetic, links, memory, vLLM"
         yield Issue("the GPUs of this machine were never checked", ("resources", "device"), hint=hint)
     asked_for = {each.launcher.type for each in to_train if each.resources.device == "cuda"}
     for launcher in sorted((on_gpus & asked_for) - {"local"}):
         if not is_examined(home, launcher):
-            hint = "`rpg doctor --gpu FILE` with this file tries them in some minutes: arithmetic, links, memory, vLLM"
+            hint = "`rpg doctor --gpu FILE` with this file tests them in a few minutes: arithmetic, links, memory, vLLM"
             yield Issue("GPUs of this launcher were never checked", ("launcher", "type"), hint=hint)
 
 
@@ -349,7 +351,7 @@ def _algebra(made: Plan) -> list[str]:
         how = "in rounds" if dynamic.refill == "rounds" else f"as a stream that begins with {at_once} prompts"
         lines.append(
             f"refill  groups without signal are replaced {how} (rollout.dynamic_sampling.refill); "
-            f"the tokens to sample are those of {dynamic.max_batches} times the prompts"
+            f"the tokens to sample are counted for {dynamic.max_batches} times the prompts"
         )
     lines += sentences(judging(experiment), _count)
     needs = sorted(_needs(made), key=lambda need: -need[0].total)  # stable: the first run's, if all need the same
@@ -357,7 +359,9 @@ def _algebra(made: Plan) -> list[str]:
     shape = model_shape(experiment)
     if shape is None:
         known = settings_of(experiment.model) is not None
-        why = "transformers builds no model of its config" if known else "the model's config is not on this machine yet"
+        why = (
+            "transformers cannot build it from its config" if known else "the model's config is not on this machine yet"
+        )
         lines.append(f"memory  unknown, and so are GPU hours: {why}")
     else:
         device = device_of(experiment, shape)
@@ -373,7 +377,7 @@ def _algebra(made: Plan) -> list[str]:
             + (f"; {_size(parts.away)} of it in host memory while rollouts are sampled" if parts.away else "")
             + (f"; the most of any run, another needs {least / GIB:.2f} GiB" if least < parts.total else "")
             + (
-                "; the teacher comes on top: its config is not on this machine yet"
+                "; the teacher is not included, because its config is not on this machine yet"
                 if _teacher_unknown(experiment)
                 else ""
             )
@@ -392,14 +396,20 @@ def _algebra(made: Plan) -> list[str]:
                 f"on H100s at {SAMPLING_SHARE:.0%} of their bandwidth and "
                 f"{hours.share_of_peak:.0%} of their bfloat16 peak (mfu); "
                 f"{hours.total * len(made.runs):,.0f} for all runs"
-                + ("; evaluation comes on top: the size of a set is not known yet" if hours.evaluation is None else "")
+                + (
+                    "; evaluation is not included: the size of a set is not known yet"
+                    if hours.evaluation is None
+                    else ""
+                )
             )
     lines += [f"claim   {line}" for line in certificate_lines(made.runs)[:MOST_RUNS]]
     changing = dict.fromkeys(entry for run in made.runs for entry in _schedules(run.experiment).items())
     lines += [f"changes {path} {schedule}" for path, schedule in changing]
     others = sum(batch_algebra(run.experiment) != batch for run in made.runs)
     if others:
-        lines.append(f"        of the first run; {others} of {len(made.runs)} runs differ in it (--json has them all)")
+        lines.append(
+            f"        of the first run; {others} of {len(made.runs)} runs differ from it (--json has them all)"
+        )
     return lines
 
 
@@ -437,7 +447,7 @@ def _turns(experiment: Experiment) -> list[str]:
     return [
         f"turns   at most {bounds.turns} of the policy a response: {_count(bounds.sampled)} tokens sampled, "
         f"{_count(bounds.given)} given, {_count(bounds.length)} in all; "
-        f"a response waits {bounds.seconds:g} s for what it is given at most, while others are sampled"
+        f"a response waits at most {bounds.seconds:g} s for them, while others are sampled"
     ]
 
 

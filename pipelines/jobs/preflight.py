@@ -55,7 +55,7 @@ def refuse_what_a_stage_would(
     if to_do and home is not None:
         home.check_space()
     if to_do and not quiet:
-        print("looking at the data and the model", file=sys.stderr)
+        print("checking the data and the model", file=sys.stderr)
     errors, absent, warnings = examined(document, to_do, forked=home is not None)
     if errors := in_file_order([*missing, *errors, *(absent if home is not None else [])]):
         raise SpecError(*errors)

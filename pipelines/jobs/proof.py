@@ -71,7 +71,7 @@ def prove(home: Home, run_id: str, steps: int = 0) -> Proof:
         StageError: training failed.
     """
     if status_of(home, run_id) == "running":
-        raise SpecError(Issue("a run that is running cannot be proven", given=run_id, hint="wait for its end"))
+        raise SpecError(Issue("a run that is running cannot be proven", given=run_id, hint="wait until it has ended"))
     start, end = _span(home, run_id, steps)
     execution = RunExecution(frozen_document(home, run_id), run_id, home)
     with _scratch(home, run_id, start, end) as scratch:

@@ -103,11 +103,11 @@ def _lines(document: StudyDocument, data: dict[str, Any]) -> list[str]:
     study = document.study
     seeds = f"seed {data['seeds'][0]}" if len(data["seeds"]) == 1 else f"seeds {', '.join(map(str, data['seeds']))}"
     sized = data["search"]["worst"]["evaluation_samples"] is not None
-    evaluation = "evaluation included" if sized else "without evaluation: the size of a set is not known yet"
+    evaluation = "evaluation included" if sized else "without evaluation, because the size of a set is not known yet"
     lines = [
-        "bounds    tokens are the most that training can sample: every response at its full length, every group that"
-        " may be sampled again counted",
-        f"          GPU hours are about those of that many, {evaluation}",
+        "bounds    tokens are upper bounds: every response has its full length, and every group that"
+        " may be sampled again is counted",
+        f"          GPU hours are estimates for that number of tokens, {evaluation}",
     ]
     lines += [f"search    {data['trials']} trials, each with {seeds}; sampler {data['sampler']}, {_pruner(data)}"]
     if study.confirm:
@@ -124,7 +124,7 @@ def _lines(document: StudyDocument, data: dict[str, Any]) -> list[str]:
     units = {"tokens": "response tokens", "gpu_hours": "GPU hours", "hours": "hours"}
     limits = [f"{_number(limit)} {units[name]}" for name, limit in data["budget"].items() if limit]
     if limits:
-        aside = ", less what the confirmation may cost at most, going by the baseline's cost, but at most half"
+        aside = ", minus the largest cost of the confirmation, estimated from the baseline's, but at most half"
         ends = f"the search ends after {' or '.join(limits)}{aside if study.confirm else ''}"
         lines.append(f"budget    {ends}; trials in progress are finished")
     lines.append(f"shared    {', '.join(f'{stage} {action}' for stage, action in data['shared'].items())}")

@@ -155,7 +155,9 @@ _NOT_PASSED_ON = (
     *("CUDA_VISIBLE_DEVICES", "RPG_SLOTS", "RPG_SLOT_DIR", "RPG_GPUS"),
     *("RPG_READER_AUTH_STRING", "RPG_STUDIES_URL"),
 )
-"""The first four name GPUs of this machine, and have no meaning on another; the others hold passwords."""
+"""The first four variables name GPUs of this machine and mean nothing on another machine; the others contain
+passwords.
+"""
 
 
 def passed_on(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -7,7 +7,9 @@ import socket
 import psutil
 
 _PORTS = range(20000, 32000)
-"""Below the range that Linux gives to outgoing connections: one of these may occupy a port before the ranks start."""
+"""These ports are below the range that Linux gives to outgoing connections. Such a connection could occupy a port
+before the ranks start.
+"""
 
 
 def free_port(preferred: int | None = None) -> int:

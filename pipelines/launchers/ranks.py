@@ -234,7 +234,7 @@ class Losses:
         self.losses = 1 + (self.losses if stands_at == self.stood_at else 0)
         self.stood_at = stands_at
         if self.losses > most:
-            print(f"lost {self.losses} times without a checkpoint between: given up (launcher.restarts)", flush=True)
+            print(f"lost {self.losses} times without a new checkpoint: gives up (launcher.restarts)", flush=True)
         return self.losses <= most
 
 

@@ -10,8 +10,8 @@ from specs.schema.schedule import ValueSchedule, largest, schedulable_field
 def shared_steps(one: Identity, other: Identity, steps: int) -> int:
     """Returns the number of steps, from the first on, that two trainings with this many steps have in common.
 
-    They may differ in fields that have a schedule in both. A field with a schedule in only one of them is recorded at
-    each step there, and not in the other, so that such runs share no step.
+    They may differ in fields that have a schedule in both. If a field has a schedule in only one of them, that run
+    records the field at each step and the other does not, so the two share no step.
 
     Example: the second one differs from the first after two steps.
         >>> field = "objective.kl_coef"

@@ -90,11 +90,11 @@ def _enumerated(experiment: Experiment) -> Certified:
     told = [f"at step {step}: {line}" if len(lines) > 1 else line for step, line in lines.items()]
     unknown = [each for record in records.values() for each in record["findings"] if not math.isfinite(each["error"])]
     if unknown:
-        hint = "keep every part finite: clip() bounds"
+        hint = "keep every part finite, for example with clip()"
         issue = Issue("the objective is not finite in an enumerated case", ("objective",), hint=hint)
         return Certified(tuple(told), (issue,))
     false = [lines[step] for step, record in records.items() if not record["holds"]]
-    hint = "correct the formula or the claim, or write claim: none; `rpg certify` has the whole of it"
+    hint = "correct the formula or the claim, or write claim: none; `rpg certify` shows the whole certificate"
     issues = [Issue("the claim is false", ("objective", "claim"), line, hint=hint) for line in false[:1]]
     return Certified(tuple(told), tuple(issues))
 

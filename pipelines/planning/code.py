@@ -146,7 +146,7 @@ class Code:
         return self._modules[name]
 
     def _longest_known(self, name: str) -> str:
-        """Returns the longest beginning of a dotted name that is a module; empty without such a module."""
+        """Returns the longest prefix of a dotted name that is a module; empty without such a module."""
         while name and not self._file(name):
             name = name.rpartition(".")[0]
         return name

@@ -134,8 +134,8 @@ def _rollout(experiment: Experiment) -> dict[str, Any]:
 
 
 def _own_rewards(experiment: Experiment) -> dict[str, Any]:
-    """Returns the rewards that sets of problems have for themselves, by path, such as `data.train.0.reward`; empty if
-    no set has one."""
+    """Returns the rewards that single sets of problems name instead of the common reward, by path, such as
+    `data.train.0.reward`; empty if no set has one."""
     return {f"{place}.reward": by_content(reward) for place, reward in experiment.own_rewards.items()}
 
 

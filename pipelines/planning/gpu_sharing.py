@@ -215,4 +215,4 @@ def _reason(experiment: Experiment, way: _Turns, cache: float, room: float) -> s
     turns = "the engine sleeps while the learner trains" if way.sleep else "engine and learner have room side by side"
     leaves = ", and the update's state is in host memory meanwhile" if way.away else ""
     lacks = f", of which {max(0.0, room) / GIB:.0f} fit" if room < cache else ""
-    return f"{_responses(experiment)} want a cache of {cache / GIB:.0f} GiB{lacks}; {turns}{leaves}"
+    return f"{_responses(experiment)} need a cache of {cache / GIB:.0f} GiB{lacks}; {turns}{leaves}"

@@ -92,6 +92,6 @@ def sentences(asked: list[Judging], count: Any) -> list[str]:
         bound = f"; the budget ends the run at {each.bound}" if each.bound else ""
         lines.append(
             f"judge   {each.judge}: at most {each.calls:,} calls a run, about {count(each.question_tokens)} tokens of "
-            f"questions and at most {count(each.reply_tokens)} of replies{money}; evaluations come on top{bound}"
+            f"questions and at most {count(each.reply_tokens)} of replies{money}; evaluations are not included{bound}"
         )
     return lines

@@ -28,7 +28,11 @@ def disk_warnings(experiments: Iterable[Experiment], free: int) -> list[Issue]:
     if needed <= _SHARE_OF_DISK * free:
         return []
     _, tokens = max(each)
-    fewer = "record.tokens: sampled keeps those of a tenth" if tokens == "all" else "record.sampled_share takes fewer"
+    fewer = (
+        "record.tokens: sampled keeps a tenth of them"
+        if tokens == "all"
+        else "a lower record.sampled_share keeps fewer"
+    )
     return [
         Issue(
             f"token rows take {needed / GIB:.1f} GiB, if every response has its full length; {free / GIB:.1f} are free",
@@ -54,7 +58,7 @@ def memory_warnings(experiment: Experiment) -> list[Issue]:
         fitting = [gpu.name for gpu in KNOWN_GPUS if _fits(experiment, shape, gpu)]
         on = f" {device.name}"
         hint = f"{largest}; it fits {' and '.join(fitting) or 'no GPU that is known here'}"
-        hint += "; resources.memory_gib says what yours have"
+        hint += "; set resources.memory_gib to the memory of your GPUs"
     return [
         Issue(
             f"the estimate of {estimate.total / GIB:.1f} GiB a rank does not fit{on}",
@@ -84,8 +88,8 @@ def memory_errors(experiment: Experiment) -> list[Issue]:
             f"the reference's distributions do not fit: {estimate.distributions / GIB:.1f} GiB",
             path=("objective", "kl"),
             given=given,
-            hint=f"{smaller}more ranks keep fewer tokens each, kl: sampled keeps nothing; resources.memory_gib says "
-            "what your GPUs have",
+            hint=f"{smaller}more ranks keep fewer tokens each, kl: sampled keeps nothing; set resources.memory_gib "
+            "to the memory of your GPUs",
         )
     ]
 

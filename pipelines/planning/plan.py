@@ -132,7 +132,7 @@ def plan_run(document: "Document", run_id: str, home: Home) -> RunPlan:
     planner = _Planner(document, home)
     runs = {run.run_id: run for run in planner.runs}
     if run_id not in runs:
-        message = "the spec gives other runs here: a file it names has another content, or the code another version"
+        message = "the spec gives other runs here: a file that it names has other content, or the code another version"
         raise SpecError(Issue(message, given=run_id, allowed=", ".join(runs), hint="submit or run the spec again"))
     return planner.plan(runs[run_id])
 
@@ -418,7 +418,7 @@ def why_from_the_start(experiment: Experiment) -> str:
     """Returns why training cannot continue from the end of a run with fewer steps; empty if it can."""
     schedule = experiment.training.schedule.type
     if schedule != "constant":
-        return f"at each step the rate of a {schedule} schedule depends on how many there are"
+        return f"the rate of a {schedule} schedule at each step depends on the number of steps"
     if experiment.rollout.max_staleness:
         return "rollout.max_staleness samples steps ahead, but nothing was sampled ahead of the last steps"
     return ""
@@ -487,8 +487,9 @@ def _run_id(cell: "Cell", train_fingerprint: str) -> str:
 
 
 def _measured(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of the evaluation section. A changed value evaluates the same run again, but cells that differ
-    only in this section stay separate runs."""
+    """Returns the values of the evaluation section. If a value changes, the same run is evaluated again; but cells that
+    differ only in this section are separate runs.
+    """
     return {path: value for path, value in values.items() if path.startswith(("evaluation", "data.evaluation"))}
 
 

@@ -49,7 +49,7 @@ def _directory(home: Home, model: EvaluatedRun) -> Path:
     exported = {int(path.name.removeprefix("step-")): path for path in home.run(run_id).glob("weights/step-*")}
     plan = read_json(home.run(run_id) / "plan.json").get("stages", {})
     if "train" not in plan:
-        hint = "name its model as this file names it, by path or run"
+        hint = "name the model that it used in the same way: by path or run"
         raise SpecError(Issue(f"{run_id} has trained nothing", ("run",), model.run, hint=hint))
     if model.checkpoint == 0:
         return home.artifact("base", plan["base"]["fingerprint"])
@@ -61,7 +61,7 @@ def _directory(home: Home, model: EvaluatedRun) -> Path:
         step = _last(home, run_id, plan["train"]["fingerprint"])
     if step not in exported:
         allowed = ", ".join(["last", "best", *map(str, [0, *sorted(exported)])])
-        hint = "training.export_every_steps says which steps a run exports"
+        hint = "`training.export_every_steps` decides which steps a run exports"
         raise SpecError(Issue(f"{run_id} has no weights of that step", ("checkpoint",), str(step), allowed, hint))
     return exported[step]
 

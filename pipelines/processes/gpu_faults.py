@@ -47,7 +47,7 @@ def _memory_faults() -> Iterator[str]:
     remapped = "gpu_bus_id,remapped_rows.pending,remapped_rows.failure"
     for bus, pending, failure in _table(f"--query-remapped-rows={remapped}"):
         if failure in ("1", "Yes"):
-            yield f"GPU {bus} could not replace a memory row: have it exchanged"
+            yield f"GPU {bus} could not replace a memory row: exchange the GPU"
         elif pending in ("1", "Yes"):
             yield f"GPU {bus} replaces a memory row when it is reset: drain the node and reset it"
 

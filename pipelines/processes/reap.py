@@ -86,7 +86,8 @@ def group_members(record: ProcessRecord) -> list[psutil.Process]:
         return []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
-            # A group outlives its leader. If its processes began before the leader, another group has the number.
+            # A group outlives its leader. If the group's processes began before the leader, the number now belongs to
+            # another group.
             ours = os.getpgid(process.pid) == record.pgid and began_with(process.pid, record.started)
             if ours and process.status() != psutil.STATUS_ZOMBIE:
                 members[process.pid] = process

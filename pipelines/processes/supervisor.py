@@ -209,7 +209,7 @@ def started(child: Child) -> Iterator[RunningChild]:
             record.write(child.record)
             yield running
         finally:
-            # Also on KeyboardInterrupt and on Prefect's exceptions: no process outlives the block.
+            # This also runs on KeyboardInterrupt and Prefect's exceptions, so that no process outlives the block.
             running.end(0.0)
             child.afterwards()
             if ProcessRecord.read(child.record) == record:  # else another process has taken the run over

@@ -146,7 +146,8 @@ class SharedRun:
             others: other units to send as soon as they exist: artifacts, the experiment.
         Raises:
             RunBusyError: another process executes the run, here or elsewhere.
-            StoreAwayError: the store does not answer, so that the run's holder is unknown; the run is unchanged.
+            StoreAwayError: the store does not answer, so that the process that executes the run is unknown; the run is
+                unchanged.
         """
         before = 0
 
@@ -180,7 +181,7 @@ class SharedRun:
                 self._forget_unsent(lease.number)
 
     def send_unsent(self) -> None:
-        """Sends this home's unsent records of the run, unless another holder has the run by now."""
+        """Sends this home's unsent records of the run, unless another process has taken over the run."""
         note = read_json(self._unsent)
         number = note.get("lease", 0)
         if read_json(self._directory / _MARK).get("lease") != number:
@@ -292,7 +293,7 @@ class SharedRun:
         return fence.superseded
 
     def _forget_unsent(self, number: int) -> None:
-        """Removes the note of unsent files, unless it is a later holder's."""
+        """Removes the note of unsent files, unless a process that took over the run later wrote it."""
         if read_json(self._unsent).get("lease", 0) == number:
             self._unsent.unlink(missing_ok=True)
 

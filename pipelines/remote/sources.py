@@ -117,7 +117,7 @@ class WebSource:
         except httpx.HTTPError as error:
             raise SourceError(f"the record at {self._url} cannot be read: {error}") from error
         if answer.status_code == 401:
-            hint = "set PREFECT_API_AUTH_STRING to the user:password of the server, or to that of its readers"
+            hint = "set PREFECT_API_AUTH_STRING to the server's user:password, or to its read-only one"
             raise SourceError(f"the record at {self._url} requires a password; {hint}")
         if answer.status_code not in (200, 206, 404):
             raise SourceError(f"the record at {self._url} cannot be read: it answered {answer.status_code}")

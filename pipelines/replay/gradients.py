@@ -93,7 +93,7 @@ def _steps(kept: KeptWeights, chosen: ChosenSteps, before: int, *, with_referenc
     possible = [step for step in kept.rows.steps() if all(step - earlier in saved for earlier in needed)]
     if steps := [step for step in possible if step in chosen]:
         return steps[-1:] if chosen.all else steps
-    hint = f"; --step {' or '.join(map(str, possible))} can be taken" if possible else ""
+    hint = f"; use --step {' or '.join(map(str, possible))}" if possible else ""
     of = {
         frozenset({1}): "the step before (for step 1 the base model)",
         frozenset({0}): "that step",

@@ -90,8 +90,8 @@ class RunReplay:
             )
         if training.epochs > 1:
             sentences.append(
-                f"all but the last of training.epochs {training.epochs}: each token is on record as at its last update,"
-                " and so are losses and weights here"
+                f"all but the last of training.epochs {training.epochs}: the record has each token's last update,"
+                " which losses and weights here refer to"
             )
         if self.sums.computed:
             sentences.append(

@@ -138,8 +138,8 @@ class SummedSteps:
             training = self.kept.experiment.training
             updates = f"{training.minibatches * training.epochs} updates a step by {training.optimizer.type}"
             raise NoWeightsError(
-                f"{self.kept.run.path.name}: a sum over tokens needs the weights of each update, and checkpoints have"
-                f" those between steps; {updates}, and not one by adamw"
+                f"{self.kept.run.path.name}: a sum over tokens needs the weights of each update, but checkpoints have"
+                f" only those between steps; the run has {updates} instead of one by adamw"
             )
 
     @property

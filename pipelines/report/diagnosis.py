@@ -45,8 +45,8 @@ DIAGNOSED = (*DRAWN, "kl/rollout", "rollout_ratio/max", "reward/std")
 """Metrics that a diagnosis reads: those that reports draw, and more."""
 _NOTHING = "There was nothing to learn from"
 _MORE_SIGNAL = (
-    "Read some responses first: the reward itself may be wrong. Where all fail: take easier problems, a warm_up, or a "
-    "reward that marks part of an answer. Where all succeed: take harder problems. A larger training.group_size or "
+    "Read some responses first: the reward itself may be wrong. If all fail: use easier problems, a warm_up, or a "
+    "reward that gives partial credit. If all succeed: use harder problems. A larger training.group_size or "
     "rollout.temperature lets responses differ."
 )
 _FAILED = """
@@ -221,8 +221,8 @@ def _truncated(of: _Recorded) -> Finding | None:
         "truncated",
         f"{percent(_at_the_end(curve))} of the responses are cut off{limit}{_since_step(curve, start)}, before their "
         "answers are given.",
-        "Raise rollout.max_response_length, take reward off long responses by reward.overlong, or leave those that are "
-        "cut off out by training.mask_truncated.",
+        "Raise rollout.max_response_length, reduce the reward of long responses by reward.overlong, or exclude those "
+        "that are cut off by training.mask_truncated.",
         "truncated_fraction",
         int(curve[start, 0]),
     )
@@ -238,7 +238,7 @@ def _collapsed(of: _Recorded) -> Finding | None:
     return Finding(
         "entropy_collapsed",
         f"{collapsed if start else f'The entropy is near 0 from the first step on: {value}'}. Nothing is explored.",
-        "Raise objective.clip.high or objective.kl_coef, give training.entropy_coef, or lower "
+        "Raise objective.clip.high or objective.kl_coef, set training.entropy_coef, or lower "
         "training.optimizer.learning_rate.",
         "entropy",
         int(curve[start, 0]),
@@ -281,7 +281,9 @@ def _still(of: _Recorded) -> Finding | None:
 
 
 def _clip_idle(of: _Recorded) -> Finding | None:
-    """Returns the finding that the clip affects no token, although some updates are away from the sampling policy."""
+    """Returns the finding that the clip affects no token, although some updates are made at weights other than the
+    sampling policy's.
+    """
     fractions = of.clip_fractions
     if not fractions or not of.is_off_policy or of.has_no_clip:
         return None

@@ -50,7 +50,7 @@ def distributions(store: Store, drawn: Sequence[DrawnGroup], marks: StepMarks) -
     # Every `apart`-th step; with few steps all of them.
     apart = max(1, -(-last * len(runs) // _MOST_RATIO_STEPS))
     tokens = store.query(_OF_TOKENS, {"runs": runs, "places": places, "width": min(apart, last)}).rows
-    notes = ["bands: 10 to 90 % and 25 to 75 % of the responses; of the tokens' ratios 1 to 99 % and 10 to 90 %"]
+    notes = ["bands: 10 to 90 % and 25 to 75 % of the responses; for ratios, 1 to 99 % and 10 to 90 % of the tokens"]
     if width > 1:
         notes.append(f"each point of lengths and rewards pools {width} steps")
     if len(chosen) < len(drawn):
@@ -61,7 +61,7 @@ def distributions(store: Store, drawn: Sequence[DrawnGroup], marks: StepMarks) -
     if len(levels) > 2:
         charts += _charts("Reward of a response", rewards, chosen, marks)
     else:
-        notes.append("rewards take two values or one, so that their mean above tells all")
+        notes.append("rewards take at most two values, so their mean above shows everything")
     charts += _charts("Ratio of a token", tokens, chosen, marks)
     return Distributions(charts, notes)
 

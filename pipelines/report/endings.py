@@ -174,8 +174,8 @@ def notes_of(figures: Sequence[LiteratureComparison]) -> list[str]:
     ours = dict.fromkeys(figure.measure for figure in figures if figure.measure)
     most = max(figure.num_checkpoints for figure in figures)
     optimism = (
-        f"The best of up to {most} checkpoints is chosen by the problems that it is measured on, so it is too high, the"
-        " more so the more checkpoints there are: compare the last."
+        f"The best of up to {most} checkpoints is chosen on the problems that it is measured on, so it is too high,"
+        " the more so the more checkpoints there are: compare the last checkpoints."
     )
     return [
         f"Theirs: {'; '.join(theirs)}.",

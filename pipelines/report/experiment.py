@@ -313,7 +313,7 @@ def _other_versions(home: Home, kind: str, name: str, run: Run) -> list[str]:
             specs[other] = evidence.load_run(home, run_ids[0]).settings
     values = evidence.differing(specs)
     named = [f"{other} ({values[other]})" if values.get(other) else other for other in others]
-    return [f"run with other values too: {', '.join(named)}"] if named else []
+    return [f"also run with other values: {', '.join(named)}"] if named else []
 
 
 def _method(found: Answer, results: Sequence[Outcome], confidence: float) -> str:

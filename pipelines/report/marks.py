@@ -89,7 +89,7 @@ class StepMarks:
         lines += [f"dashed: {what}" for of_group in self.roll_backs.values() for _, what in of_group]
         if (left := len(lines) - _MOST_NOTES) > 0:
             lines[_MOST_NOTES:] = [f"{left} more"]
-        return [*(["ticks at the foot: the reference moved"] if self.moves else []), *lines]
+        return [*(["ticks at the bottom: updates of the reference"] if self.moves else []), *lines]
 
     def _all_ramps(self) -> list[Ramp]:
         """Returns each ramp once, since groups often share them."""

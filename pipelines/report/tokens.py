@@ -199,7 +199,7 @@ def _shown_turn(turn: Mapping[str, Any], called: Sequence[str], tokens: Sequence
     if called:
         facts.append(f"calls {', '.join(called)}")
     if turn.get("restart"):
-        facts.append("a whole new context: nothing above is seen from here on")
+        facts.append("a new context: from here on the policy sees nothing above")
     if turn["reward"] is not None:
         facts.append(f"reward of the turn {turn['reward']:.3g}")
     if turn["seconds"] is not None:

@@ -110,7 +110,7 @@ class _ConcurrentEvaluation:
     def close(self) -> None:
         """Ends the process. Its results stay. The evaluate stage does the unfinished measurements."""
         if self._child and self._launcher.outlives_command and not self._execution.superseded:
-            # Killed before it has noted the job that it submits, it would leave an unknown job.
+            # If the process were killed before it has noted the job that it submits, the job would be unknown.
             self._child.end(TIMEOUT_GRACE_SECONDS)
         self._child = None
         self._holding.close()
@@ -221,7 +221,7 @@ class _ConcurrentEvaluation:
         again = self._failures <= policy.retries and cause_of_error(error) in RETRIED
         self._wait(policy.retry_delay_seconds if again else float("inf"))
         what_now = (
-            f"once more in {policy.retry_delay_seconds:g} s" if again else "checkpoints are evaluated after training"
+            f"retrying in {policy.retry_delay_seconds:g} s" if again else "checkpoints are evaluated after training"
         )
         cause = (str(error).splitlines() or [type(error).__name__])[0].partition("; the end of ")[0]
         self._execution.warn(f"evaluation during training: {cause} (logs/{self._log.name}); {what_now}")

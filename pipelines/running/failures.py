@@ -39,8 +39,8 @@ def early_exit(code: int, output: str, run_dir: Path, *, killed_for_memory: bool
         code: its exit code, or the launcher's, which passes on its rank's.
         output: the end of its output.
         run_dir: the directory in which ranks note their exits. A note of a rank's own error counts before a note of a
-            rank that only lost contact to another. The same holds for an error without a known cause, unless a rank was
-            killed, which leaves no note.
+            rank that only lost contact with another rank. The same applies to a note of an error without a known cause,
+            unless a rank was killed: a killed rank leaves no note.
         killed_for_memory: whether the kernel has killed a process for memory meanwhile.
     """
     signalled = code < 0 or code > SIGNALLED or "return code = -" in output

@@ -78,7 +78,7 @@ def _too_few(experiment: Experiment, stage: str, slots: Sequence[str]) -> Issue 
         return None
     engines = f" and {count - ranks} engine GPUs" if count > ranks else ""
     given = f"{ranks} ranks{engines} on {len(slots)} GPU slots: {', '.join(slots)}"
-    hint = "a rank needs a GPU of its own: lower training.ranks, or write resources: {device: cpu}"
+    hint = "a rank needs a GPU of its own: lower training.ranks, or set `resources: {device: cpu}`"
     if engines:
         hint = experiment.rollout.fewer_gpus
     return Issue("too many for this machine", ("training", "ranks"), given, hint=hint)

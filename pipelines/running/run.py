@@ -111,7 +111,8 @@ class RunExecution:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the run, which only one process may do at a time, and ends the processes that a dead holder has left.
+        """Holds the run, which only one process may do at a time, and ends the processes that a dead process, which
+        held the run before, has left.
 
         Raises:
             RunBusyError: another process executes the run; the message says which.

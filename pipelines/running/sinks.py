@@ -84,7 +84,7 @@ class SinkProcesses:
     def _fail(self, sink: Sink, message: str) -> None:
         if self._failures.get(sink) != message:
             self._failures[sink] = message
-            self._warn(f"{sink.type}: {message}; no run waits for it: `rpg sync {self._run_id}` sends what is missing")
+            self._warn(f"{sink.type}: {message}; the run continues; `rpg sync {self._run_id}` sends what is missing")
 
     def _finish(self) -> None:
         """Waits for the processes, and records the sinks that lack something."""

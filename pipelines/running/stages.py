@@ -127,7 +127,7 @@ def _take(execution: RunExecution, stage: StagePlan) -> StagePlan:
     try:
         take(execution, stage)
     except (BadSegmentError, FileNotFoundError) as error:
-        execution.progress.note(f"  {stage.stage} from the start: {stage.taken_from} cannot be taken: {error}")
+        execution.progress.note(f"  {stage.stage} from the start: {stage.taken_from} cannot be reused: {error}")
         return replace(stage, action="RUN", reason=f"{stage.taken_from} is damaged: {error}", taken_from="")
     execution.progress.note(f"  {stage.reason}")
     return stage
@@ -152,7 +152,7 @@ def _refuse_other_code(execution: RunExecution, stage: StagePlan) -> None:
     """Raises SpecError if the code does not match the stage's fingerprint: either it was edited since the run was
     planned, or the user had accepted a result of other code, which is now damaged. The report stage is exempt."""
     if stage.accepted:
-        message, changed = "the result that was accepted is not whole any more", ""
+        message, changed = "the accepted result is no longer complete", ""
     elif stage.stage != "report" and (now := Code().of_stage(stage.stage, execution.plan.experiment)) != stage.code:
         names = sorted(name for name in {*now, *stage.code} if now.get(name) != stage.code.get(name))
         message, changed = f"code was changed after {execution.run_id} was planned", ", ".join(names)
@@ -266,7 +266,7 @@ def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
         _launch(execution, stage, tick_and_look)
     _pause_if_there(execution)
     if damage := damage_of(manifest_of("train", directory), stage.fingerprint):
-        raise StageError(f"train ended without a whole result: {damage}", _log(execution, stage))
+        raise StageError(f"train ended without a complete result: {damage}", _log(execution, stage))
 
 
 def _write_inputs(execution: RunExecution, stage: StagePlan) -> None:
@@ -444,7 +444,7 @@ def _standing(execution: RunExecution, stage: StagePlan) -> str:
     names = [name for name in type(stages).model_fields if name != stage.stage]
     finished = [name for name in names if execution.state.stage(name).get("status") == "finished"]
     kept = f"; {', '.join(finished)} {'is' if len(finished) == 1 else 'are'} done and kept" if finished else ""
-    return f"the {stage.stage} stage ended with it, nothing after it was run{kept}"
+    return f"this error ended the {stage.stage} stage; no later stage was run{kept}"
 
 
 def _log(execution: RunExecution, stage: StagePlan) -> Path:

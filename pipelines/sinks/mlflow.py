@@ -82,7 +82,7 @@ def _experiment_id(client: MlflowClient, name: str) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment and experiment.lifecycle_stage == LifecycleStage.DELETED:
         restore = f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
-        raise RpgError(f"the experiment `{name}` is deleted in MLflow: `{restore}`, or name another in the sink")
+        raise RpgError(f"the experiment `{name}` is deleted in MLflow: `{restore}`, or name another one in the sink")
     return experiment.experiment_id if experiment else str(client.create_experiment(name))
 
 

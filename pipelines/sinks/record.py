@@ -108,7 +108,7 @@ def read_news(store: "Store", run_id: str, *, after: int, attempt: int) -> News:
 
     Args:
         after: metrics of later steps are read.
-        attempt: number of a start of the trainer; later ones are used for `resumed_from`. 0: none is.
+        attempt: number of a start of the trainer; `resumed_from` considers only later starts. 0: it considers none.
     """
     ((newest, resumed_from),) = store.query(
         "select coalesce(max(attempt), 0), min(resumed_from_step) filter (attempt > $attempt and $attempt > 0)"

@@ -78,7 +78,7 @@ def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
         sides = [(code["numbers"], code["differing"]) for code in (before["code"], now["code"])]
         made, here = ({stage: (number[stage], found.get(stage)) for stage in ENTRIES} for number, found in sides)
         stages = [stage for stage in ENTRIES if made[stage] != here[stage]]
-        message = f"is run by other code than the stored study's trials were: that of {', '.join(stages)}"
+        message = f"is run by other code than the stored study's trials; it differs in: {', '.join(stages)}"
         issues.append(Issue(message, ("experiment",), hint=hint))
     elif before["baseline"] != now["baseline"]:
         message = "has another baseline than the stored study: its own values of searched fields have changed"

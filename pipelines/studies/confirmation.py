@@ -59,8 +59,8 @@ def arms(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Arm
     """Returns the arms, without units: the baseline, then the candidates, the best first. With several goals the
     candidates are those of the Pareto front, ordered by the first goal.
 
-    A candidate keeps the constraints, and differs from the baseline and from the candidates before it. Returns no arms
-    without a candidate.
+    A candidate satisfies the constraints, and differs from the baseline and from the candidates before it. Returns no
+    arms without a candidate.
     """
     if study.confirm is None:
         return []
@@ -93,8 +93,8 @@ def set_aside(study: Study, trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def ranked(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Trial]:
-    """Returns the finished trials that keep the constraints, the best first. With several goals, trials of the Pareto
-    front come first.
+    """Returns the finished trials that satisfy the constraints, the best first. With several goals, trials of the
+    Pareto front come first.
 
     With noisy_gp they are ordered by posterior mean, on which the variation of a trial's own seeds has little
     influence.
@@ -117,8 +117,8 @@ def ranked(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[T
 
 
 def standings(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> dict[int, noisy_gp.Standing]:
-    """Returns the sampler model's view of each finished trial that keeps the constraints, by number; empty without a
-    model, and with several goals."""
+    """Returns the sampler model's view of each finished trial that satisfies the constraints, by number; empty without
+    a model, and with several goals."""
     if study.sampler.type not in ("auto", "noisy_gp") or len(study.targets) > 1:
         return {}
     finished = [trial for trial in trials if trial.values is not None and is_feasible(study, trial)]
@@ -126,7 +126,7 @@ def standings(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> dic
 
 
 def is_feasible(study: Study, trial: Trial) -> bool:
-    """Returns whether a finished trial keeps the study's constraints."""
+    """Returns whether a finished trial satisfies the study's constraints."""
     return all(missed <= 0 for missed in violations(study, trial.about.get("constraints") or {}).values())
 
 
@@ -228,7 +228,7 @@ def progress(looks: Sequence[Look], ended: Mapping[int, int], baseline: int | No
     """
     looks = [look for look in looks if look.seeds <= most]
     last = max((look.seeds for look in looks), default=0)
-    # A decision for another number of seeds is open again.
+    # A decision that was made for another largest number of seeds is made again.
     bound = [look for look in looks if look.most == most]
     stopped = {arm: look.seeds for look in bound for arm in look.stopped}
     going = [arm for arm in ended if arm not in stopped]

@@ -32,7 +32,7 @@ class TrialLedger:
 
     Args:
         directory: the study's directory, which all its workers share.
-        stopping: whether the command was asked to stop; called while a database is away.
+        stopping: whether the command was asked to stop; called while a database is unreachable.
         began: time at which the command was given, UTC, ISO-8601. It takes up trials that were cancelled before.
     """
 

@@ -247,8 +247,9 @@ def _one_value(known: Known, rng: np.random.Generator) -> Array:
 
 
 _NOTHING = 1e-300
-"""Worth of a trial that brings no information. It is above 0, so that among such trials the one most likely to count
-comes first."""
+"""Worth of a trial that brings no information. It is above 0, so that such trials are ordered by their probability to
+count.
+"""
 GAIN = "noisy_gp:expected_gain"
 """Name of a trial's note with the expected improvement of the best posterior mean when the trial was proposed."""
 
@@ -367,7 +368,7 @@ def _chance_to_end(encoding: Encoding, known: Known, encoded: Array) -> Array:
 
 
 def _chance_to_keep(encoding: Encoding, known: Known, label: str, encoded: Array) -> Array:
-    """Returns the probability that a trial keeps a constraint."""
+    """Returns the probability that a trial satisfies a constraint."""
     from scipy.special import ndtr
 
     rows = [(params, missed[label]) for params, missed in known.missed if missed.get(label, 1e9) < 1e9]

@@ -53,7 +53,9 @@ class StudyStorage:
     name: str
     storage: "BaseStorage"
     lock: Callable[[], contextlib.AbstractContextManager[Any]]
-    """Held while a worker reads the trials and decides, never while it trains. It is released if its holder dies."""
+    """Held while a worker reads the trials and decides, never while it trains. It is released if the worker that holds
+    it dies.
+    """
 
     def study_id(self, name: str, directions: "list[Any]") -> int:
         """Returns the id of an Optuna study in this storage, and creates the study if it is missing. Call it under the
@@ -66,14 +68,14 @@ class StudyStorage:
             return int(self.storage.get_study_id_from_name(name))
 
     def transaction(self, work: Callable[[], Result], stopping: Callable[[], bool] = lambda: False) -> Result:
-        """Runs `work` under the lock. Runs it again from the beginning if the database goes away meanwhile.
+        """Runs `work` under the lock. Runs it again from the beginning if the database becomes unreachable meanwhile.
 
         `work` reads the present state before it writes, so that it completes the half-done work of a lost connection.
 
         Args:
-            stopping: called while the database is away; true gives up.
+            stopping: called while the database is unreachable; true gives up.
         Raises:
-            StudyStorageError: it stayed away for OUTAGE_SECONDS.
+            StudyStorageError: it stayed unreachable for OUTAGE_SECONDS.
         """
         from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import DBAPIError
@@ -96,7 +98,7 @@ def open_storage(home: Home, name: str, away: Callable[[str], bool] = lambda _: 
     """Returns the storage of a study.
 
     Args:
-        away: called repeatedly with the reason while the database starts or is away; true gives up.
+        away: called repeatedly with the reason while the database starts or is unreachable; true gives up.
     Raises:
         SpecError: RPG_STUDIES_URL names no PostgreSQL database, or its driver is not installed.
         StudyStorageError: the database does not answer, and `away` or OUTAGE_SECONDS end the wait.
@@ -106,7 +108,7 @@ def open_storage(home: Home, name: str, away: Callable[[str], bool] = lambda _: 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if url := os.environ.get(URL, ""):
         if (home.study(name) / JOURNAL).is_file():
-            message = f"study {name} is kept in a journal here, and {URL} names a database"
+            message = f"study {name} is stored in a journal here, but {URL} names a database"
             raise SpecError(Issue(message, given=name, hint=f"unset {URL}, or give the study another name"))
         storage, engine = _open_patiently(url, away)
         return StudyStorage(name, storage, lambda: _held(engine, f"rpg study {name}"))
@@ -204,7 +206,9 @@ def _assert_locked(_writing: object) -> None:
 
 
 class _JournalLock:
-    """A lock with Optuna's interface that the kernel releases if its holder dies. It is held while a line is added."""
+    """A lock with Optuna's interface that the kernel releases if the process that holds it dies. It is held while a
+    line is added.
+    """
 
     def __init__(self, journal: Path) -> None:
         self._journal = journal

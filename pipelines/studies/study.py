@@ -316,11 +316,11 @@ class _StudyWorker:
     def _tell_failure(self, trial: Trial, result: Result, attempts: int) -> str:
         if result.cancelled:
             self.ledger.cancel(trial, result.reason)
-            return f"  cancelled: {result.reason}; run again, the study takes it up"
+            return f"  cancelled: {result.reason}; run the study again to continue it"
         if result.again and attempts < ATTEMPTS:
             self.ledger.note(trial, attempts=attempts)
             self.ledger.release(trial)
-            return f"  once more: {result.reason}"
+            return f"  retrying: {result.reason}"
         self.ledger.end_without_value(trial, result.reason, failed=True, at_fault=result.at_fault)
         return f"  failed: {result.reason}"
 

@@ -105,7 +105,7 @@ class ForeignResult:
 
 
 def violations(study: Study, measured: Mapping[str, float]) -> dict[str, float]:
-    """Returns the amount by which each constraint is missed, at most 0 if it is kept. `measured`: values by
+    """Returns the amount by which each constraint is missed, at most 0 if it is satisfied. `measured`: values by
     `measure_label`."""
     missed: dict[str, float] = {}
     for constraint in study.constraints:

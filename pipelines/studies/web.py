@@ -118,7 +118,7 @@ def guarded(application: "WSGIApplication", accepts: Accepts, *, is_named: bool 
             return [b"log in with the auth string of the Prefect server, or of its readers"]
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             start_response("403 Forbidden", [("content-type", "application/json")])
-            return [json.dumps({"reason": "studies are only shown here; `rpg study` changes them"}).encode()]
+            return [json.dumps({"reason": "this page only shows studies; `rpg study` changes them"}).encode()]
         return application(environ, start_response)
 
     return answer

@@ -158,7 +158,7 @@ def cancel_study(home: Home, name: str, grace: float, profile: str = "") -> str:
     found = [_stop_on_server(home, name, grace, url) for url in urls if url not in silent]
     if silent and (profile or silent != [services.url if services else ""]):
         message = f"the Prefect server at {silent[0]}, which may have the study, does not answer"
-        raise SpecError(Issue(message, given=name, hint="the same command works when it answers again"))
+        raise SpecError(Issue(message, given=name, hint="repeat the command when the server answers again"))
     begun = is_study(home, name) or any(began for of_server in found for began in of_server)
     if not begun and not any(found):
         raise SpecError(Issue("no such study", given=name, hint="`rpg study list` lists those of this home"))
@@ -205,7 +205,7 @@ def _wait_for_workers(home: Home, study: str, grace: float) -> None:
     deadline = time.monotonic() + patience(grace)
     while executed := _executed(home, study):
         if time.monotonic() > deadline:
-            raise NotStoppedError(f"{study} was asked to stop, and {', '.join(executed)} is still executed")
+            raise NotStoppedError(f"{study} was asked to stop, but {', '.join(executed)} is still executed")
         time.sleep(_LOOK_SECONDS)
 
 

@@ -249,14 +249,14 @@ class Live:
         now, later = (f"{100 * level(confidence, number):.3g} %" for number in (earlier, earlier + 1))
         if is_live and num_seeds > 1 and num_seeds not in looks and not wanted.look:
             note = (
-                f"{num_seeds:g} seeds have ended. Their answer holds at {now}; a later one, with more seeds, then holds"
-                f" at {later} instead of {now}."
+                f"{num_seeds:g} seeds have ended. Their answer holds at {now}. After it is shown, a later one,"
+                f" with more seeds, holds at {later} instead of {now}."
             )
             return {"text": "", "note": note, "asks": True}
         note_looks(self._home, [name])
         if self._answers.get(name, (None,))[0] != stamp:
             self._answers[name] = stamp, answered(self._home, store, name, groups)[0]
-        note = f"Intervals hold at {now}; after another look, at more seeds, at {later}." if num_seeds > 1 else ""
+        note = f"Intervals hold at {now}; after another look, with more seeds, at {later}." if num_seeds > 1 else ""
         return {"text": self._answers[name][1], "note": note, "asks": False}
 
 

@@ -66,12 +66,12 @@ def serve_here(home: Home, host: str, port: int, path: str = "") -> None:
     """Serves the home's record at a port, 0 for a free one, and prints the address of one of its pages; see `serve`.
 
     Raises:
-        RpgError: the port is taken.
+        RpgError: the port is in use.
     """
     chosen = free_port(port or DEFAULT_PORT)
     if port and chosen != port:
-        hint = "name another, or leave --port out: then a free one is taken"
-        raise RpgError(f"port {port} is taken\n  hint: {hint}")
+        hint = "name another port, or omit --port to use a free one"
+        raise RpgError(f"port {port} is in use\n  hint: {hint}")
     serve(home, host, chosen, path)
 
 

@@ -105,7 +105,8 @@ class Wanted:
         except ValueError as error:
             raise ValueError(f"not a number: {error}") from error
         if wanted.ratio is not None and not wanted.ratio >= 1:
-            raise ValueError(f"ratio: {wanted.ratio:g}; at least 1, which also selects its inverse")
+            also = "tokens with a ratio of at most 1/ratio are also selected"
+            raise ValueError(f"ratio is {wanted.ratio:g}; it must be at least 1 ({also})")
         if wanted.order not in ORDERS:
             raise ValueError(f"order: {wanted.order!r}; allowed: {', '.join(ORDERS)}")
         if wanted.page < 1 or abs(wanted.page) > 2**31 or abs(wanted.step or 0) > 2**31:

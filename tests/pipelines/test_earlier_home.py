@@ -190,10 +190,10 @@ def test_running_it_again_runs_nothing_where_its_results_are_accepted(moved: Lab
 def test_what_is_half_done_does_not_go_on_by_code_that_gives_other_results(moved: Lab) -> None:
     resumed = moved.rpg("resume", STOPPED)
     assert (resumed.code, resumed.out) == (2, "")
-    assert f"cannot go on as {STOPPED}: data {SINCE}" in resumed.err
+    assert f"cannot continue as {STOPPED}: data {SINCE}" in resumed.err
     study = moved.rpg("study", "run", str(moved.spec.with_name("halfway.yaml")))
     assert study.code == 2
-    other = "run by other code than the stored study's trials were: that of data, (base, )?train, evaluate"
+    other = "run by other code than the stored study's trials; it differs in: data, (base, )?train, evaluate"
     assert re.search(other, study.err), study.err
 
 

@@ -121,7 +121,7 @@ def test_nothing_is_claimed_of_failed_seeds_where_the_reward_names_no_worst_valu
     (found,) = answer(home)
     assert found.verdict is None
     assert not found.claims
-    assert "it lost 1 of its 3 seeds, and the reward names no worst value to count them with" in found.text
+    assert "it lost 1 of its 3 seeds, and the reward declares no worst value with which to count them" in found.text
 
 
 def test_all_seeds_of_a_cell_may_fail(home: Home) -> None:

@@ -146,7 +146,7 @@ def test_an_index_that_is_a_directory_is_made_again_and_the_directory_kept(home:
     assert everything(home) == expected
     with Store.open(home) as store:
         assert store.query("select 1").warnings[0].startswith("experiments.duckdb is a directory; reading the segments")
-    assert check(home) == ["experiments.duckdb: a directory; `rpg db rebuild` makes it again"]
+    assert check(home) == ["experiments.duckdb: a directory; `rpg db rebuild` rebuilds it"]
     rebuild(home)
     assert check(home) == []
     assert everything(home) == expected
@@ -165,7 +165,7 @@ def test_a_flipped_bit_of_the_index_changes_no_answer_or_is_named(home: Path, se
         with Store.open(home) as store:
             warnings = store.query("from provenance").warnings
         assert everything(home) == expected
-        assert not warnings or "`rpg db rebuild` makes it again" in check(home)[0]
+        assert not warnings or "`rpg db rebuild` rebuilds it" in check(home)[0]
     rebuild(home)
     assert check(home) == []
 
@@ -274,7 +274,7 @@ def test_a_run_whose_name_is_none_is_passed_over_and_named(home: Path, name: byt
         assert store.query(STEPS).rows == [("a-0", 3), ("a-1", 3)]
     (line,) = check(home)
     assert line.startswith("runs/")
-    assert line.endswith(": no name of a run; it is not read")
+    assert line.endswith(": not a valid run name; ignored")
     line.encode()
 
 
@@ -289,7 +289,7 @@ def test_an_evaluation_file_whose_name_is_none_is_passed_over_and_named(home: Pa
     with Store.open(home) as store:
         assert store.query("select count(*) from evaluations").rows == before
     (line,) = check(home)
-    assert line.endswith(": not named like a segment; it is not read")
+    assert line.endswith(": not a valid segment name; ignored")
     line.encode()
 
 
@@ -344,9 +344,7 @@ def test_documents_of_another_shape_are_named_by_queries_and_by_check(home: Path
     for _ in range(2):
         with Store.open(home) as store:
             assert sorted(store.query("select 1").warnings) == [f"skipped {line}" for line in lines]
-        assert [
-            line.partition("; it is passed over; restore it from a backup")[0] for line in sorted(check(home))
-        ] == lines
+        assert [line.partition("; ignored; restore it from a backup")[0] for line in sorted(check(home))] == lines
         ingest(home)
 
 

@@ -267,7 +267,7 @@ def test_foreign_files_are_skipped(tmp_path: Path) -> None:
     (metrics / "notes.txt").write_text("hello")
     assert seen(tmp_path, "select step from metrics where run_id = 'a-1' group by step") == [(1,)]
     assert check(tmp_path) == [
-        "runs/a-1/segments/metrics/notes.txt: not named like a segment; it is not read",
+        "runs/a-1/segments/metrics/notes.txt: not a valid segment name; ignored",
         f"runs/a-1/segments/metrics/{name.format(2)}: foreign: it has rows of run `a-2`",
         f"runs/a-1/segments/metrics/{name.format(3)}: foreign: it has no column `run_id`",
         f"runs/a-1/segments/metrics/{name.format(4)}: foreign: column `name` is double, expected string",

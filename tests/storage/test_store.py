@@ -64,7 +64,7 @@ def test_a_file_that_is_gone_moves_the_snapshot_on_and_says_so(home: Path) -> No
         next((home / "runs/sums-1/segments/tokens").glob("a0001-s000003-000004-*.parquet")).unlink()
         result = store.query("select max(step) from tokens")
         assert result.rows == [(2,)]
-        assert "earlier answers were of an earlier moment" in result.warnings[0]
+        assert "a later moment than earlier answers" in result.warnings[0]
         assert store.query("select max(step) from metrics").warnings == result.warnings
         store.refresh()
         assert store.query("select max(step) from tokens").warnings == ()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def certify(
     file: Annotated[
-        Path | None, typer.Argument(help="An experiment spec; without one, every objective there is.")
+        Path | None, typer.Argument(help="An experiment spec; without one, all available objectives.")
     ] = None,
     overrides: Overrides = None,
     plot: Annotated[
@@ -30,7 +30,7 @@ def certify(
     if an objective's claim to be exact is false, 2 if the false claim is a formula's.
     """
     if file is None and overrides:
-        raise typer.BadParameter("it overrides a field of a spec: name the file", param_hint="--set")
+        raise typer.BadParameter("the option overrides a field of a spec; name the spec file too", param_hint="--set")
     import json
 
     from specs.machine.parent import before_torch
@@ -41,7 +41,7 @@ def certify(
     from pipelines.cli.certificate_table import by_step, catalogue_table, weight_page
     from pipelines.cli.output import write_bytes
 
-    torch.set_num_threads(1)  # tensors of some kilobytes: threads would wait for each other longer than they work
+    torch.set_num_threads(1)  # threads would wait longer than compute: tensors have kilobytes
     headings = _catalogue() if file is None else _of_spec(file, overrides or [])
     certificates = {
         heading: [row for name, by_steps in items for row in by_step(name, by_steps)]
@@ -72,8 +72,9 @@ def _catalogue() -> "dict[str, list[Named]]":
 
 
 def _of_spec(file: Path, overrides: list[str]) -> "dict[str, list[Named]]":
-    """Returns heading -> certificates: first those of the spec's runs, each once, named after the first cell that has
-    it; then those of the built-in objectives with the same claims as its formulas."""
+    """Returns heading -> certificates. First come those of the spec's runs: each once, named after the first cell that
+    has it. Then come the built-in objectives with the same claims as the spec's formulas.
+    """
     import json
 
     from pipelines.report.evidence import cell_labels, with_key

@@ -27,7 +27,7 @@ _MOST_FIELDS, _MOST_ROWS = 6, 10
 """Numbers of differing fields and of rows of results on one screen. The first ones are shown."""
 _FIGURES = 3
 """Number of columns that every table for a paper has: result, group and value."""
-_SURE = "accuracy or score that is told from it below (of so many other figures some intervals exclude 0 by chance)"
+_SURE = "accuracy or score that differs by the verdict (of many other figures some intervals exclude 0 by chance)"
 
 
 def compare(
@@ -241,7 +241,9 @@ def _results(comparison: RunComparison, digits: int | None) -> tuple[list[str], 
 
 
 def _header(what: str, comparison: RunComparison) -> str:
-    """Returns the header of a first column, with the name of what stands above the others: `result, by clip.high`."""
+    """Returns the header of a first column, with the fields whose values are the other headers: `result, by
+    clip.high`.
+    """
     key = comparison.groups[0].key
     return f"{what}, by {key}" if key else what
 

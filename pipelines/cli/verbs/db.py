@@ -8,7 +8,7 @@ import typer
 
 from pipelines.cli.options import AsJson
 
-group = typer.Typer(help="The record: made again, checked, compacted.", no_args_is_help=True)
+group = typer.Typer(help="Rebuild, check and compact the record's database.", no_args_is_help=True)
 
 
 @group.command()

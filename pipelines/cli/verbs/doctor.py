@@ -14,16 +14,21 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    file: Annotated[Path | None, typer.Argument(help="A spec: what its launcher reaches is looked at too.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A spec: also check the machines and services that its launcher uses.")
+    ] = None,
     gpu: Annotated[
-        bool, typer.Option("--gpu", help="Test real work for minutes on this node's GPUs, or on the spec's machines.")
+        bool,
+        typer.Option(
+            "--gpu", help="Test real work on this node's GPUs, or on the spec's machines; this takes minutes."
+        ),
     ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Reports installed packages, reachable services and misconfigurations. Exits 1 if a required part is broken."""
     if file is None and overrides:
-        raise typer.BadParameter("it overrides a field of a spec: name the file", param_hint="--set")
+        raise typer.BadParameter("the option overrides a field of a spec; name the spec file too", param_hint="--set")
     from specs.loader import load_experiment
 
     experiment = load_experiment(file, overrides or ()) if file else None
@@ -63,7 +68,7 @@ def _check_gpus(experiment: Experiment | None, as_json: bool) -> bool:
     from pipelines.home.home import Home
 
     if experiment and experiment.resources.device == "cpu":
-        print("on CPUs, as the spec's resources.device says: this shows nothing of a GPU", file=sys.stderr)
+        print("on CPUs, because of the spec's `resources.device`; this tests no GPU", file=sys.stderr)
 
     def say(result: Result) -> None:
         if result.rank == 0:

@@ -9,13 +9,13 @@ import typer
 
 
 def import_(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="What `rpg export` has written.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that `rpg export` has written.")],
 ) -> None:
     """Imports an exported run, or all runs of an exported experiment, into this home. Every verb then treats them as if
     they had run here.
 
     The export is checked file by file first. Exits 1, and changes nothing, if a file is damaged, or if the home has
-    another run with that id. Data and base model are not part of an export: stages that need them make them again.
+    another run with that id. Data and base model are not part of an export: stages that need them compute them again.
     """
     import sys
 
@@ -35,6 +35,6 @@ def import_(
         if is_new:
             write_run_report(home, export.run_id)
         print(export.run_id)
-        typer.echo("imported" if is_new else f"{export.run_id} is here already, the same run: nothing to do", err=True)
+        typer.echo("imported" if is_new else f"{export.run_id} is already in this home, unchanged", err=True)
     if refused:
         raise typer.Exit(1)

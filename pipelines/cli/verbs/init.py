@@ -20,7 +20,7 @@ def init(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Problems, .jsonl, .json, .csv, .tsv or .parquet, or a dataset of the Hub, a directory or an id.",
+            help="Problems: a file (.jsonl, .json, .csv, .tsv or .parquet), or a dataset's directory or Hub id.",
         ),
     ] = None,
     prompt: Annotated[
@@ -38,7 +38,8 @@ def init(
     model: Annotated[
         str,
         typer.Option(
-            metavar="DIR", help="With --data: the model, a directory or a Hub id; else a small one, made here."
+            metavar="DIR",
+            help="With --data: the model's directory or Hub id. By default a small model that the run creates.",
         ),
     ] = "",
     reward: Annotated[
@@ -64,7 +65,7 @@ def init(
 
     if (model or reward or prompt or answer or split) and not data:
         options = "--prompt, --answer, --model, --reward and --split"
-        raise typer.BadParameter(f"{options} are of a spec about one's own file: name it with --data")
+        raise typer.BadParameter(f"{options} apply only to a spec for your own data; name the data with --data")
     if data:
         from pipelines.cli.own_spec import own_spec
 

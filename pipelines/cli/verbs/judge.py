@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rpg.rewards.functions.judge import Judge
     from specs.document import Document
 
-group = typer.Typer(cls=Verbs, help="Judges, and how far they can be trusted.", no_args_is_help=True)
+group = typer.Typer(cls=Verbs, help="Check how well judges agree with labels.", no_args_is_help=True)
 
 
 @group.callback()
@@ -85,16 +85,16 @@ def _no_verdict(judge: Judge) -> Any:
     from specs.errors import Issue
 
     hint = "the replies are in the home's directory `verdicts`"
-    return Issue("the judge gave no verdict that could be read", ("reward",), judge.model, hint=hint)
+    return Issue("the judge returned no verdict that could be parsed", ("reward",), judge.model, hint=hint)
 
 
 _LINES = {
     "agreement": "agreement, share of answers",
     "kappa": "Cohen's kappa",
     "weighted_kappa": "kappa, squared differences as weights",
-    "leniency": "the judge's number less the label's",
-    "length": "rise of that where an answer is twice as long",
-    "own": "that of its own answers less that of others",
+    "leniency": "the judge's number minus the label's",
+    "length": "rise of that difference for an answer twice as long",
+    "own": "that difference for the judge's own answers, minus that for other answers",
     "position": "preference for the answer shown first",
 }
 

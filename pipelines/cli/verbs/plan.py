@@ -11,7 +11,7 @@ from pipelines.jobs.plan import MOST_RUNS
 
 _RESOLVED = "Each cell's full spec with the origin of each value instead: file and line, --set, published, default."
 
-_MEAN = "Mean tokens of a {} that the time of a step assumes. 0: the longest that the spec allows."
+_MEAN = "Mean number of tokens of a {} for the estimate of a step's time. 0: the largest that the spec allows."
 _PLACEMENT = "Each split of the GPUs between training and vLLM's engines, with the seconds of a step."
 
 
@@ -31,8 +31,8 @@ def plan(
     """Shows the resolved runs and stages, the batch arithmetic, and estimates of memory and tokens. Changes nothing.
 
     It checks the data and the model of unfinished runs, as `rpg validate --deep` does: exit code 2 if anything is wrong
-    with them, if HF_HUB_OFFLINE forbids a necessary download, or if this machine is to score but may not: the reward
-    needs bubblewrap. Other missing requirements are warnings. Many runs are summarized.
+    with them, if HF_HUB_OFFLINE forbids a necessary download, or if this machine would score responses but
+    cannot: the reward needs bubblewrap. Other missing requirements are warnings. Many runs are summarized.
 
     For a study: the search space, the lowest and highest cost of the search and its confirmation, and the progress.
     """

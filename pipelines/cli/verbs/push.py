@@ -14,7 +14,8 @@ def push(
     run: RunId,
     to: Annotated[str, typer.Option("--to", metavar="ID", help="The Hub's name of the model, NAMESPACE/NAME.")],
     checkpoint: Annotated[
-        str, typer.Option(metavar="STEP|best|last", help="Exported weights to push; best means by accuracy.")
+        str,
+        typer.Option(metavar="STEP|best|last", help="Exported weights to push; best: those with the highest accuracy."),
     ] = "last",
     private: Annotated[
         bool, typer.Option("--private/--public", help="Visibility of the model; private by default.")
@@ -49,7 +50,7 @@ def push(
         files = [path for path in sorted(dry_run.rglob("*")) if path.is_file()]
         for path in files:
             print(f"{path.relative_to(dry_run)}  {size_text(path.stat().st_size)}")
-        typer.echo(f"{dry_run}: what would go to {to}, {kind}; nothing was sent", err=True)
+        typer.echo(f"{dry_run}: the files that would be pushed to {to}, {kind}; nothing was sent", err=True)
         return
     try:
         pushed = send(model, to, private=private)

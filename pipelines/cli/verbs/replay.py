@@ -21,8 +21,8 @@ def replay(
     objective: Annotated[
         list[str] | None,
         typer.Option(
-            help="A mapping (`{type: grpo}`), a file with one, or an experiment's spec file; may be given several"
-            " times. Without it, the run's own objective."
+            help="A mapping (`{type: grpo}`), a file with one, or an experiment's spec file; may be repeated."
+            " Without it, the run's own objective."
         ),
     ] = None,
     overrides: Annotated[
@@ -35,7 +35,7 @@ def replay(
             help="Replay with each value: objective.clip.low=0.1,0.2,0.3; with several sweeps, every combination.",
         ),
     ] = None,
-    step: Annotated[list[int] | None, typer.Option(help="Only this step; may be given several times.")] = None,
+    step: Annotated[list[int] | None, typer.Option(help="Only this step; may be repeated.")] = None,
     steps: Annotated[str, typer.Option(metavar="FIRST-LAST", help="Only these steps, both included.")] = "",
     gradients: Annotated[
         bool,
@@ -49,7 +49,7 @@ def replay(
         str,
         typer.Option(
             metavar="start|end",
-            help="With --gradients: at the step's initial weights (the default), or at its final ones, at which"
+            help="With --gradients: at the step's initial weights (the default), or at its final weights, where"
             " ratios differ from 1 and clips act.",
         ),
     ] = "",
@@ -61,9 +61,9 @@ def replay(
     """Recomputes the loss and its gradient weights on recorded rollouts under other objectives.
 
     No model is run except for `--gradients`, and for a divergence that is summed over tokens (`objective.kl`), at the
-    steps whose checkpoint is kept. Logprobs, rewards and the reference come from the record; advantages are
-    recomputed from the rewards: as a spec file says, else as in the run if the objective has the run's type, else as
-    the objective was published. Each token counts at the policy of the update that last trained on it.
+    steps whose checkpoint is kept. Logprobs, rewards and the reference come from the record; advantages are recomputed
+    from the rewards: as the given spec file says; without one, as in the run if the objective has the run's type; else
+    as the objective was published. Each token is evaluated at the policy of the update that last trained on it.
     """
     import sys
 
@@ -95,8 +95,8 @@ def replay(
         home, run_id, others, chosen=chosen, gradients=Moment(at or Moment.start) if gradients else None
     )
     if not replays[0].reproduction.holds:
-        print(f"warning: the run's own objective does not reproduce the record: {replays[0].reproduction}; other code"
-        " wrote it, or its spec was changed", file=sys.stderr)  # fmt: skip
+        print(f"warning: the run's own objective does not reproduce the record: {replays[0].reproduction}; the record"
+        " was written by other code, or the spec was changed", file=sys.stderr)  # fmt: skip
     if plot:
         write_bytes(page(replays).encode(), plot)
     several = bool(sweep) or len(objective or ()) > 1
@@ -182,9 +182,9 @@ def _gradient_sentence(replayed: "RunReplay") -> str:
     if not overall["recorded"]:
         return "gradient weights: not compared, since the run's own objective could not be replayed"
     if overall["cosine"] is None:
-        return "gradient weights: one of the two objectives has none"
+        return "gradient weights: one of the two objectives has no gradient weights"
     return (
         f"gradient weights, one entry per token, aggregation included: cosine {overall['cosine']:.4f},"
         f" length x{overall['length']:.3g}; {overall['flipped']:.1%} of the tokens change sign,"
-        f" {overall['zeroed']:.1%} fall silent, {overall['activated']:.1%} wake"
+        f" {overall['zeroed']:.1%} become zero, {overall['activated']:.1%} become nonzero"
     )

@@ -45,13 +45,13 @@ def report(
 ) -> None:
     """Writes one self-contained HTML page with plots and prints its path.
 
-    With --serve it shows every experiment, study and run in a table to filter and sort, each with its page. It prints a
-    link that opens it; without the link, the browser asks for a password of the home, as for `rpg up`.
+    With --serve it shows every experiment, study and run in a table to filter and sort, each with its page, and prints
+    a link to the table. Without the link, the browser asks for a password of the home, as for `rpg up`.
     """
     from pipelines.home.home import Home
 
     if serve and profile:
-        raise typer.BadParameter("the server's own address shows its record in a browser", param_hint="--serve")
+        raise typer.BadParameter("open the server's own address in a browser to see its record", param_hint="--serve")
     if serve:
         from pipelines.web.serve import serve_here
 

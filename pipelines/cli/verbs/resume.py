@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 def resume(
     name: RunsName,
     prove: Annotated[
-        bool, typer.Option("--prove", help="Train again from a checkpoint, in a copy, and compare with the record.")
+        bool,
+        typer.Option(
+            "--prove",
+            help="In a copy of the run, train again from a checkpoint, and compare the result with the record.",
+        ),
     ] = False,
     steps: Annotated[
         int,

@@ -33,7 +33,7 @@ def runs(
 
     _check_status(status)
     if disk and profile:
-        raise typer.BadParameter("a server's disk is not this machine's; run it there", param_hint="--disk")
+        raise typer.BadParameter("run the command on the server's machine, which has the disk", param_hint="--disk")
     with reading(profile) as record:
         record.refresh()
         name, version = split_name(experiment or "")

@@ -38,7 +38,7 @@ def show(
     from storage.provenance import COLUMNS, provenance_rows
 
     if not sample and (step, response, dataset) != (None, None, ""):
-        raise typer.BadParameter("they go with --sample", param_hint="--dataset, --step, --response")
+        raise typer.BadParameter("these options need --sample", param_hint="--dataset, --step, --response")
     with reading(profile) as record:
         record.refresh(logs=not sample)
         run_id = find_run(record.home, run)

@@ -18,7 +18,7 @@ def sql(
         str | None,
         typer.Argument(
             metavar="[QUERY]",
-            help="One statement; @NAME: that of queries/NAME.sql; @: the names there are. Without it, a prompt.",
+            help="One statement; @NAME: the one in queries/NAME.sql; @: list the saved names. Without it, a prompt.",
         ),
     ] = None,
     param: Annotated[
@@ -26,7 +26,7 @@ def sql(
         typer.Option(metavar="[NAME=]VALUE", help="A value for a `?` of the query, or for its `$NAME`."),
     ] = None,
     chosen: Annotated[
-        Format | None, typer.Option("--format", help="How to write rows; FILE's suffix decides otherwise.")
+        Format | None, typer.Option("--format", help="Format of the rows; by default, the suffix of FILE decides.")
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")] = None,
     timeout: Annotated[
@@ -71,7 +71,9 @@ def sql(
     chosen, params = chosen or format_of(output), parse_params(param or [])
     choice = Choice(only or (), digits)
     if choice and chosen is Format.parquet:
-        raise typer.BadParameter("Parquet has every row and digit; choose them in the query", param_hint="--rows")
+        raise typer.BadParameter(
+            "Parquet always has all rows and digits; select rows and round numbers in the query", param_hint="--rows"
+        )
     limits = Limits(timeout, parse_memory(memory) if memory else 0)
     with reading(profile) as record, Store.open(record.home.root, limits) as store, process_within(limits), _unlogged():
         unnamed = {table for table in LARGE_TABLES if query is not None and table not in query.lower()}

@@ -25,7 +25,10 @@ def run(
     file: StudyFile,
     overrides: Overrides = None,
     parallel: Annotated[
-        int, typer.Option("--parallel", metavar="N", min=0, help="Concurrent trials; 0 means the study's `parallel`.")
+        int,
+        typer.Option(
+            "--parallel", metavar="N", min=0, help="Number of concurrent trials; 0 means the study's `parallel`."
+        ),
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -68,7 +71,10 @@ def submit(
     parallel: Annotated[
         int,
         typer.Option(
-            "--parallel", metavar="N", min=0, help="Flow runs that share the study; 0 means the study's `parallel`."
+            "--parallel",
+            metavar="N",
+            min=0,
+            help="Number of flow runs that share the study; 0 means the study's `parallel`.",
         ),
     ] = 0,
     pool: Pool = "",
@@ -189,7 +195,9 @@ def print_study_table(home: Home, name: str, kind: TableFormat, choice: Choice, 
 @group.command()
 def best(
     name: Name,
-    trial: Annotated[int | None, typer.Option("--trial", metavar="N", help="This trial instead of the best.")] = None,
+    trial: Annotated[
+        int | None, typer.Option("--trial", metavar="N", help="Number of a trial to use instead of the best.")
+    ] = None,
     output: Output = None,
 ) -> None:
     """Prints the best spec as YAML, ready for `rpg run`: the best one confirmed on fresh seeds, else

@@ -28,8 +28,8 @@ def submit(
 ) -> None:
     """Submits the frozen experiment to the Prefect server of --profile, or to that of `rpg up`, and prints the links.
 
-    With --cron the server's workers submit it at those times, but only unfinished work: a file or a model that the spec
-    names has changed, or a run has failed.
+    With --cron the server's workers submit it at those times, but only if there is unfinished work: a file or a model
+    that the spec names has changed, or a run has failed.
     """
     import json
 

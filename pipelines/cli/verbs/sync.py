@@ -32,7 +32,7 @@ def sync(
             print(f"{run_id} is running", file=sys.stderr)
             continue
         if read_json(home.run(run_id) / "run.json").get("kind") == EVALUATION:
-            print(f"{run_id} is a model measured as it is: sinks take what training records", file=sys.stderr)
+            print(f"{run_id} only evaluates a model; sinks receive records of training", file=sys.stderr)
             continue
         if not (sinks := sinks_of(home, run_id)):
             print(f"{run_id} has no `sinks` in its spec", file=sys.stderr)

@@ -16,7 +16,9 @@ def up(
     port: Annotated[
         int,
         typer.Option(
-            min=0, max=65535, help="Port of the Prefect dashboard; 0 means the last one, at first 4200, or a free one."
+            min=0,
+            max=65535,
+            help="Port of the Prefect dashboard; 0: that of the last start (at first 4200), or a free one.",
         ),
     ] = 0,
     profile: Annotated[
@@ -34,15 +36,15 @@ def up(
 ) -> None:
     """Starts a Prefect server, workers, the pages of all reports and optuna-dashboard here and prints their addresses.
 
-    They run until `rpg down`; a process that dies is restarted. optuna-dashboard shows the newest study, or all studies
-    of a database, and does not change them. If it is not installed (`pip install "rpg-experiments[dashboard]"`) the
-    others start without it.
+    They run until `rpg down`; a process that dies is restarted. optuna-dashboard shows the home's newest study or, if
+    RPG_STUDIES_URL names a database, all studies in it. It changes none. If it is not installed (`pip install
+    "rpg-experiments[dashboard]"`) the others start without it.
 
-    Clients log in with the string that is made at the first start in services/secrets/auth under RPG_HOME; other
+    Clients log in with the string in services/secrets/auth under RPG_HOME, which the first start creates; other
     commands of this home need no login. The string of services/secrets/reader opens read-only access: the pages of
-    studies and of the record, and `--profile`. --new-password changes both while runs train: those of this home
-    continue, workers elsewhere are restarted with the new one. The secret that the home's processes show each other
-    (services/secrets/own) stays while any server of the home is up; otherwise it is renewed too.
+    studies and of the record, and `--profile`. --new-password changes both strings, also while runs train: runs of this
+    home continue; restart workers elsewhere with the new string. The secret by which the home's processes authenticate
+    to each other (services/secrets/own) is renewed too, unless a server of the home is up.
 
     --profile server is for a team: PostgreSQL and Redis (from the system's packages), two processes for the API,
     and one for Prefect's background services.

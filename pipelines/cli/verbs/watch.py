@@ -19,15 +19,18 @@ def watch(
         ),
     ] = None,
     web: Annotated[
-        bool, typer.Option("--web", help="Overlay their curves in a browser, live; without a name, all that train.")
+        bool,
+        typer.Option(
+            "--web", help="Overlay the runs' curves in a browser, live; without a name, those of all runs that train."
+        ),
     ] = False,
     host: Annotated[str, typer.Option(help="With --web: the address to serve at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="With --web; 0: 4202, or a free one if that is taken.")] = 0,
+    port: Annotated[int, typer.Option(help="With --web: the port; 0 means 4202, or a free one if that is in use.")] = 0,
     profile: ServerRecord = "",
 ) -> None:
     """Shows the live progress of runs, or of all current runs of an experiment. Exits 0 if all have finished.
 
-    With --web it prints the link of a page that overlays the runs' curves, updates them while they train and has the
+    With --web it prints the link of a page that overlays the runs' curves, updates them during training and shows the
     answer so far. If `rpg up` serves the record, the page is there; else it is served here until Ctrl-C.
     """
     if web:
@@ -55,7 +58,7 @@ def _in_browser(names: list[str], host: str, port: int, profile: str) -> None:
     from pipelines.web.serve import live_path, serve_here, served_live
 
     if profile:
-        raise typer.BadParameter("the server's own address shows its record in a browser", param_hint="--web")
+        raise typer.BadParameter("open the server's own address in a browser to see its record", param_hint="--web")
     home = Home.from_environment()
     wait_for_start(Reading(home), names)
     wanted = []

@@ -16,7 +16,8 @@ def worker(
     limit: Annotated[
         str,
         typer.Option(
-            metavar="N|auto", help="Concurrent runs; auto: one per GPU slot of this machine, one without GPUs."
+            metavar="N|auto",
+            help="Number of concurrent runs; auto: one per GPU slot of this machine, or one without GPUs.",
         ),
     ] = "1",
     grace: Annotated[

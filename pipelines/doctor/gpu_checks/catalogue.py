@@ -19,7 +19,7 @@ CHECKS = (
         "network.all_reduce_between_pairs",
         "pairs of ranks add up their tensors, each at a rate like that of the other pairs",
         "NCCL_DEBUG=INFO in launcher.environment shows the path that NCCL takes. NCCL_IB_HCA and NCCL_SOCKET_IFNAME"
-        " choose it. Look at the cable or the switch of a slow pair",
+        " choose it. Check the cable or the switch of a slow pair",
         scope="all",
         ranks=2,
     ),
@@ -41,15 +41,15 @@ CHECKS = (
     Check(
         "step_zero_3",
         "speed.step_at_zero_3",
-        "the same with sharded weights",
-        "nvidia-smi shows clocks, temperature and other processes; where only this one is slow, look at all_reduce",
+        "a training step with sharded weights has a rate and a memory as estimated",
+        "nvidia-smi shows clocks, temperature and other processes; if only this check is slow, see all_reduce",
         scope="all",
     ),
     Check(
         "train_and_resume",
         "training.trained_and_resumed",
         "`rpg.train` trains packed rows at ZeRO 3, moves its state to the host while it samples, and resumes",
-        "the check's log has the trainer's own words; compare deepspeed, torch and liger_kernel with constraints.txt",
+        "the check's log has the trainer's output; compare deepspeed, torch and liger_kernel with constraints.txt",
         scope="host",
         limit_seconds=360,
     ),
@@ -81,8 +81,8 @@ CHECKS = (
     Check(
         "dedicated_nccl",
         "engines.dedicated_nccl",
-        "a vLLM engine on another GPU is sent the weights (nccl)",
-        f"where all_reduce passed, the engine is at fault: {_ENGINE}",
+        "a vLLM engine on another GPU receives the weights (nccl)",
+        f"if all_reduce passed, the engine is at fault: {_ENGINE}",
         scope="host",
         gpus=2,
         package="vllm",

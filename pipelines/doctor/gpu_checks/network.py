@@ -108,7 +108,7 @@ def _rate(device: torch.device, group: "dist.ProcessGroup") -> float:
     expected = float(2 ** (1 + _REPEATS))
     if not bool((values == expected).all()):
         raise CheckFailedError(
-            f"an all-reduce of ones over two ranks gives {float(values.min())} to {float(values.max())} for {expected}"
+            f"an all-reduce of ones over two ranks gives {float(values.min())} to {float(values.max())}, not {expected}"
         )
     return values.nbytes * _REPEATS / seconds / 1e9
 

@@ -109,6 +109,6 @@ def whole_gradients(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def relative_error(found: Gradients, expected: Gradients) -> float:
     """Returns the norm of the difference over the norm of the expected gradients, over all parameters."""
     if found.keys() != expected.keys():
-        raise CheckFailedError(f"gradients of {len(found)} parameters for {len(expected)}")
+        raise CheckFailedError(f"gradients of {len(found)} parameters instead of {len(expected)}")
     difference = sum(float((found[name] - expected[name]).square().sum()) for name in expected)
     return math.sqrt(difference / sum(float(gradient.square().sum()) for gradient in expected.values()))

@@ -151,7 +151,7 @@ def _check_memory(figures: Figures) -> None:
     """Raises CheckFailedError if a rank took more memory than the estimate allows."""
     peak, estimate = figures.get("peak_gib"), figures.get("estimated_gib")
     if isinstance(peak, float) and isinstance(estimate, float) and not peak < _OVER_ESTIMATE * estimate:
-        raise CheckFailedError(f"{peak:.1f} GiB were taken, `rpg plan` estimates {estimate:.1f}")
+        raise CheckFailedError(f"{peak:.1f} GiB were used, but `rpg plan` estimates {estimate:.1f}")
 
 
 def _now(device: torch.device) -> float:

@@ -41,7 +41,7 @@ def trained_and_resumed(bench: Bench) -> Figures:
         raise CheckFailedError(packed[0])
     metrics = recorded(paused)
     if list(metrics) != list(range(1, _STEPS + 1)):
-        raise CheckFailedError(f"steps {list(metrics)} are recorded for 1 to {_STEPS}")
+        raise CheckFailedError(f"steps {list(metrics)} are recorded instead of 1 to {_STEPS}")
     figures: Figures = {
         f"{name}_seconds": max(metrics[step][f"time/{name}"] for step in metrics if step > 1)
         for name in ("step", "checkpoint")

@@ -65,7 +65,7 @@ def _address(launcher: RayLauncher) -> str:
         _refuse_anothers()
     if "://" in address:
         raise ClusterError(
-            f"RAY_ADDRESS={address} is an address for Ray's client, which cannot start runs: give HOST:PORT"
+            f"RAY_ADDRESS={address} is an address for Ray's client, which cannot start runs; use HOST:PORT"
         )
     return address
 
@@ -84,7 +84,7 @@ def _refuse_anothers() -> None:
         with contextlib.suppress(FileNotFoundError):
             if path.lstat().st_uid not in (0, os.geteuid()):
                 raise ClusterError(
-                    f"{path} is of user {path.owner()}: give launcher.address, or RAY_ADDRESS, to use their cluster"
+                    f"{path} belongs to user {path.owner()}: set launcher.address or RAY_ADDRESS to use that cluster"
                 )
 
 

@@ -90,7 +90,7 @@ def _room(experiment: Experiment) -> tuple[list[Issue], int]:
         with connected(launcher) as ray:
             wanted = bundles(experiment, launcher.nodes, gpus=on_gpus(ray, experiment))
             if not launcher.autoscaling and (why := lacking(ray, wanted)):
-                hint = "ask for less, or write autoscaling: true if the cluster adds nodes"
+                hint = "request less, or set `autoscaling: true` if the cluster can add nodes"
                 return [Issue("the Ray cluster cannot hold the run", ("launcher",), given=why, hint=hint)], 0
             return [], launches(ray, wanted)
     except ClusterError as error:

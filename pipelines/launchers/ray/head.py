@@ -153,7 +153,7 @@ class RayHead:
         self._looked_at = time.monotonic()
         nodes = draining(self._ray)
         if self._own in nodes and not self.stopping:
-            say(f"this command's own node is about to be taken away; {_RESUME.format(self.directory.name)}")
+            say(f"this command's own node is about to be removed; {_RESUME.format(self.directory.name)}")
             self.stopping = True
         return "" if self.stopping else ", ".join(self._nodes[node] for node in nodes if node in self._nodes)
 
@@ -285,7 +285,7 @@ class RayHead:
             if not asked_to_stop and (self.stopping or (going := self.leaving())):
                 asked_to_stop = True
                 if going:
-                    say(f"{going}: about to be taken away; the run saves its state and continues elsewhere")
+                    say(f"{going}: about to be removed; the run saves its state and continues elsewhere")
                 for connection in connections:
                     connection.order("stop")
             receive_until(lambda: False, connections, POLL_SECONDS)

@@ -132,7 +132,8 @@ class Node:
                 raise _EndOfOrdersError
             self.processes.stop()
         elif order["order"] == "kill":
-            if self.share and self.processes is None:  # it still waits for GPUs; without this report it would seem lost
+            # A machine that still waits for GPUs reports that; otherwise the head would count it as lost.
+            if self.share and self.processes is None:
                 self._report("ended", codes=[None] * (self.share.ranks or self.share.engines))
             raise _EndOfOrdersError
 

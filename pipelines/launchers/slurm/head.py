@@ -76,8 +76,9 @@ class SlurmHead:
         return job
 
     def _work(self) -> dict[str, object]:
-        """Returns the purpose of a job. The module: a job of another version of this code would not start. out: an
-        evaluation left by a killed command fills a directory that no longer exists."""
+        """Returns the purpose of a job. It contains the module, because a job of another version of this code would not
+        start; and `out`, because an evaluation left by a killed command writes to a directory that no longer exists.
+        """
         if self._stage == "train":
             result = {"fingerprint": read_json(self._run / "inputs.json").get("fingerprint")}
         else:
@@ -132,7 +133,7 @@ class SlurmHead:
                     slurm("scontrol", "update", f"JobId={job}", "StartTime=now+10")
                 gone_at = (gone_at or time.monotonic()) if state not in (*ALIVE, "UNKNOWN") else 0.0
             if gone_at and (self._stopping or time.monotonic() - gone_at > _LATE_SECONDS):
-                _say(f"job {job} ended without a word: {state}")
+                _say(f"job {job} ended without reporting an exit code: {state}")
                 return STOPPED if self._stopping else self._ended(1, log_began)
             time.sleep(_POLL_SECONDS)
 

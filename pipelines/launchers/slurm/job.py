@@ -3,10 +3,11 @@
 sbatch starts it on the first node of the allocation. It starts the ranks with srun, forwards SIGTERM, and decides by
 the way they ended:
 
-- stopped (143) and nobody of ours asked for it: preempted, or the time limit is near. The job is queued again.
-- a node, a rank or an engine was lost: queued again too, so many times in a row without a checkpoint between. The node
+- stopped (143) without a request from us: preempted, or the time limit is near. The job is queued again.
+- a node, a rank or an engine was lost: queued again too, up to `launcher.restarts` times in a row without a new
+checkpoint. The node
   that failed is named to the command that waits, which excludes it.
-- anything else: it has ended for good, and tells the command that waits.
+- anything else: it has ended for good, and reports that to the waiting command.
 """
 
 import contextlib
@@ -85,7 +86,7 @@ class Job:
         return engines
 
     def _prepare(self) -> None:
-        """Chooses where the ranks meet, tells the nodes, and records what was chosen."""
+        """Chooses where the ranks meet, sends the nodes these choices, and records them."""
         self._hosts = names = _output("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
         address, port = self._address(names), free_port()
         ranks = int(self._settings["ranks"]) // self._nodes

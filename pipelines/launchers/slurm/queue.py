@@ -92,7 +92,7 @@ def examine_queue(home: Home, experiment: Experiment) -> Iterator[Finding]:
     answer = sbatch(experiment, home.root / "runs" / "doctor", "train", "--test-only")
     message = answer.stderr.strip().removeprefix("sbatch: ")
     yield Finding("launcher slurm", "broken" if answer.returncode else "ok", message)
-    yield Finding("slurm nodes", "note", f"must see {home.root}; that is not looked at from here")
+    yield Finding("slurm nodes", "note", f"must see {home.root}; this check cannot test that from here")
 
 
 def batch_options(experiment: Experiment, run_directory: Path, stage: LaunchedStage) -> list[str]:

@@ -30,7 +30,7 @@ class StepParts:
     """Seconds of a step, by part."""
 
     sampling: float
-    """Seconds while all slots of the engines are in use. One round if groups are replaced."""
+    """Seconds during which all slots of the engines are in use; those of one round if groups are replaced."""
     tail: float
     """Seconds from then until the longest response has ended. 0 if every response has its full length."""
     logprobs: float

@@ -83,7 +83,7 @@ def cancel_run(
             request_cancel(home.run(run_id), grace)
             was_executed = True
         finally:
-            # Another command that just ended the run held it, and ignores requests.
+            # The run was held by another command that has just ended it; such a command ignores requests.
             if RunState(home, run_id).status in FINAL:
                 clear_request(home.run(run_id))
 
@@ -138,7 +138,7 @@ def cancel_on_server(home: Home, profile: str, name: str, grace: float) -> Itera
 
     Args:
         profile: the server's URL or the name of a Prefect profile.
-        name: an experiment's name; or a run's id, or the beginning of the id or of its last eight characters.
+        name: an experiment's name; or a run's id, or a prefix of the id or of its last eight characters.
         grace: seconds after which processes that still run are killed.
     Raises:
         SpecError: no server answers, or no such run waits or is executed there.
@@ -191,7 +191,7 @@ def _named(found: "Iterator[FlowRun]", url: str, name: str) -> "dict[str, list[F
     fitting = [run_id for run_id in by_run if run_id.startswith(name) or run_id.rpartition("-")[2].startswith(name)]
     chosen = [name] if name in by_run else of_experiment or fitting
     if not chosen:
-        hint = f"`rpg runs --profile {url}` lists what is there"
+        hint = f"`rpg runs --profile {url}` lists the runs there"
         raise SpecError(Issue(f"no such run is waiting or running on the server at {url}", given=name, hint=hint))
     if chosen is fitting and len(fitting) > 1:
         raise SpecError(Issue("the name matches several runs", given=name, allowed=", ".join(fitting)))
@@ -218,18 +218,20 @@ def patience(grace: float) -> float:
 
 
 def _clocks_differ(home: Home, run_id: str) -> NotStoppedError:
-    """Returns the error for a run whose holder does not answer but still sends heartbeats, and whose clock differs from
-    this host's."""
+    """Returns the error for a run whose executing process does not answer but still sends heartbeats, on a host whose
+    clock differs from this host's.
+    """
     lease = liveness.newest_lease(home.run(run_id))
     return NotStoppedError(
-        f"{run_id} did not answer: the node {lease.host if lease else 'unknown'} executes it, and its clock differs"
-        " from this node's. The request to stop remains pending"
+        f"{run_id} did not answer: the node {lease.host if lease else 'unknown'} executes it, but that node's clock"
+        " differs from this node's. The request to stop remains pending"
     )
 
 
 def _give_up(home: Home, run_id: str) -> str:
-    """Returns the outcome for a run whose holder is alive but does not answer. Ends the holder's processes if they run
-    on this host."""
+    """Returns the outcome for a run whose executing process is alive but does not answer. Ends its processes if they
+    run on this host.
+    """
     lease = liveness.newest_lease(home.run(run_id))
     if lease is None or lease.is_of_this_host:
         end_work(home, run_id)

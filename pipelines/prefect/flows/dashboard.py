@@ -66,7 +66,7 @@ def publish_experiment(execution: RunExecution) -> None:
 def publish_begin(execution: RunExecution) -> None:
     """Updates the experiment's page if it does not yet show that the run has begun. Called at intervals.
 
-    Does nothing until the server has the reports' address, to which the page links, nor shortly after another renewal.
+    Does nothing before the server has the reports' address, to which the page links, or shortly after another renewal.
     """
     if execution.in_study:
         return

@@ -74,7 +74,7 @@ def end_run(
 def end_work(home: Home, run_id: str) -> None:
     """Ends the processes and jobs that the run's flow started, on this machine and elsewhere."""
     end_left_process(home.run(run_id))
-    # Every launcher: the run may have been started by another one than its spec names now.
+    # Every launcher is asked: the run may have been started by another launcher than its spec names now.
     for launcher in launchers():
         for directory in (home.run(run_id), concurrent_directory(home.run(run_id))):
             launcher.end(directory)

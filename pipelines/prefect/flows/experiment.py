@@ -214,7 +214,7 @@ def _replaced(plan: Plan, home: Home, run_id: str) -> Issue:
     same_cell = [run for run in plan.runs if (run.values, run.seed) == (record.get("values"), record.get("seed"))]
     reasons = [stage.reason for run in same_cell for stage in run.stages if stage.action == "RUN"]
     hint = "undo the changes, or start a new run with `rpg run FILE`"
-    return Issue(f"cannot go on as {run_id}: {'; '.join(reasons[:2])}", hint=hint)
+    return Issue(f"cannot continue as {run_id}: {'; '.join(reasons[:2])}", hint=hint)
 
 
 def outcome_of(execution: RunExecution) -> RunOutcome:

@@ -67,7 +67,7 @@ _handed_over: ContextVar[RunExecution | None] = ContextVar("handed_over", defaul
 def call_flow(execution: RunExecution, name: str) -> None:
     """Calls the flow in this process. The caller keeps the execution, whose state and error then say how it ended.
 
-    If the server is away when the flow begins, the run executes without appearing on the dashboard.
+    If the server is unreachable when the flow begins, the run executes without appearing on the dashboard.
 
     Args:
         name: the flow run's name on the dashboard.
@@ -303,7 +303,7 @@ def _wait_before_retry(execution: RunExecution, stage: StagePlan) -> None:
     deadline = time.monotonic() + policy.retry_delay_seconds
     cause = str(execution.error).splitlines()[0]
     differently = retry_difference(execution, stage.stage)
-    execution.progress.note(f"  once more in {policy.retry_delay_seconds:g} s{differently}: {cause}")
+    execution.progress.note(f"  retrying in {policy.retry_delay_seconds:g} s{differently}: {cause}")
     while time.monotonic() < deadline and not execution.stop_requested():
         time.sleep(0.1)
 
@@ -405,7 +405,7 @@ class _StageReporter:
             wait_seconds = _LAST_INGEST_SECONDS if whole else 0.0
             ingest(self._execution.home.root, wait_seconds=wait_seconds, compact=self._execution.run_id, whole=whole)
         except (Timeout, OSError, duckdb.Error) as error:
-            self._warn(f"the database is behind, its rows stay in the segments: {error}")
+            self._warn(f"the database lacks the newest rows, which stay in the segments: {error}")
 
     def _warn(self, text: str) -> None:
         self._execution.outbox.log(text, level=logging.WARNING, key="warning")

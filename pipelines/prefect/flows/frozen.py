@@ -41,7 +41,7 @@ def send(client: "SyncPrefectClient", frozen: Mapping[str, Any], description: st
 def fetch(digest: str) -> dict[str, Any]:
     """Returns the frozen document with this digest, from the server that this process reports to.
 
-    Retries for some minutes if the server is away or fails (an HTTP status from 500).
+    Retries for some minutes if the server is unreachable or fails (an HTTP status from 500).
 
     Raises:
         SpecError: this is not a digest, or the server does not have the document, or has other content under its name.

@@ -54,13 +54,14 @@ def _address(document: "Document", number: int, notice: Notice) -> str:
     try:
         address = resolved({field: reference})[field]
     except SecretError as error:
-        hint = "the machine that submits reads the address: set the variable, or make the file, here"
+        hint = "the submitting machine reads the address: set the variable, or create the file, here"
         raise SpecError(document.locate(Issue(str(error), path, given=reference, hint=hint))) from None
     scheme = urlsplit(address).scheme
     allowed = tuple(_MAIL_SCHEMES) if isinstance(notice, EmailNotice) else ("http", "https")
     if scheme not in allowed:
         allowed_text = ", ".join(f"{scheme}://..." for scheme in allowed)
-        raise SpecError(document.locate(Issue("names no such address", path, given=reference, allowed=allowed_text)))
+        issue = Issue("the address is not an allowed kind of URL", path, given=reference, allowed=allowed_text)
+        raise SpecError(document.locate(issue))
     return address
 
 

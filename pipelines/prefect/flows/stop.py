@@ -159,11 +159,11 @@ def _end_waiting(home: Home, state: RunState, own: "FlowRun | None", servers: Se
     `end_everywhere`."""
     run_id, was_finished = state.path.parent.name, state.status == "finished"
     if own is None and not state.record.get("api_url"):
-        hint = "name it: `rpg cancel RUN --profile URL`"
+        hint = "name the server: `rpg cancel RUN --profile URL`"
         raise SpecError(Issue("this home does not know which Prefect server has the run", given=run_id, hint=hint))
     if own is None:
         _end_for_good(home, run_id, Ending("cancelled", "its flow run was deleted"), servers)
-        hint = "no worker will begin it any more; `rpg submit FILE` hands it over again"
+        hint = "no worker will start the run; `rpg submit FILE` submits it again"
         raise EndedError(Issue("the run's flow run was deleted on the server", given=run_id, hint=hint))
     begun = "here" if state.record["started_at"] else "elsewhere" if has_begun(own) else ""
     asked = _kind(own) in _EXECUTED
@@ -252,7 +252,7 @@ def _servers(home: Home, state: RunState, silent: set[str]) -> Iterator[list[Flo
                 servers.append(FlowRuns(client, _flow_runs(client, state)))
             elif url == submitted_to and state.waits:
                 message = f"the Prefect server at {url}, which has the run, does not answer"
-                hint = "the same command works when it answers again"
+                hint = "repeat the command when the server answers again"
                 raise SpecError(Issue(message, given=state.path.parent.name, hint=hint))
         yield servers
 

@@ -155,7 +155,7 @@ def _create_flow_runs(
         if len(created) == len(wanted):
             return [created[run.run_id] for run in runs]
     refused = [result["error"] for _, result in answers if result["status"] != "CREATED"]
-    message = f"the server made {len(created)} of {len(wanted)} flow runs"
+    message = f"the server created {len(created)} of {len(wanted)} flow runs"
     raise SpecError(
         Issue(message, given=refused[0], hint="submit again; work that a worker finishes until then is not repeated")
     )
@@ -170,7 +170,7 @@ def note_idle_pool(client: "SyncPrefectClient", home: Home, pool: str, say: Call
     while not (found := workers_of(client, pool)) and time.monotonic() < deadline:
         time.sleep(0.2)
     if not found:
-        say(f"no worker takes from the pool {pool} now: `rpg worker --pool {pool}` starts one")
+        say(f"no worker takes runs from the pool {pool} now; `rpg worker --pool {pool}` starts one")
 
 
 def flow_run_link(home: Home, url: str, flow_run_id: str) -> str:

@@ -334,7 +334,7 @@ _SILENT = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "PREFECT_LOGGIN
 def _import_prefect(home: Home, url: str) -> None:
     """Imports Prefect as a client of the API, unless it is imported already."""
     if "prefect" not in sys.modules:
-        # Without the password: Prefect here needs it, and no process that this one starts may have it.
+        # Without the password: Prefect in this process needs it, but processes that this one starts must not get it.
         os.environ.update(client_environment(home, url) | _SILENT)
         import prefect.main  # noqa: F401
 

@@ -60,7 +60,7 @@ def prefect_client(home: Home, url: str) -> Iterator["SyncPrefectClient"]:
 
 
 def ask_patiently(ask: "Callable[[SyncPrefectClient], Answer]") -> Answer:
-    """Returns the answer of the server that this process reports to. While the server is away, retries for some
+    """Returns the answer of the server that this process reports to. While the server is unreachable, retries for some
     minutes.
 
     Raises the client's exception if the server refuses, or answers too late.
@@ -122,11 +122,11 @@ def _refusal(url: str, response: Any) -> Issue:
     more."""
     if response.status_code in (401, 403):
         given = "a wrong user or password" if response.request.headers.get("Authorization") else "no user and password"
-        hint = f"set {_AUTH_STRING}=user:password, or name a Prefect profile that has it with --profile"
+        hint = f"set {_AUTH_STRING}=user:password, or use --profile with a Prefect profile that contains it"
         return Issue(f"the Prefect server at {url} requires a user and a password", given=given, hint=hint)
     request = f"{response.request.method} {response.request.url.path}"
     if response.status_code == 404:
-        hint = "somebody deleted it there meanwhile: run the command again"
+        hint = "it was deleted there meanwhile; run the command again"
         return Issue(f"the Prefect server at {url} does not have the requested object", given=request, hint=hint)
     given = f"{request} -> {response.status_code} {response.text[:200]}"
     return Issue(f"the Prefect server at {url} refused", given=given, hint="its log says why")

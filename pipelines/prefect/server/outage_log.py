@@ -2,8 +2,8 @@
 
 `python -m pipelines.prefect.server.outage_log MODULE ARGUMENT...` runs a module with such logs.
 
-While its database, Redis or the API is away, each part of a Prefect server, and each worker, logs a traceback of a
-hundred lines every few seconds. Any other error keeps its traceback.
+While its database, Redis or the API is unreachable, each part of a Prefect server, and each worker, logs a traceback of
+a hundred lines every few seconds. Any other error keeps its traceback.
 """
 
 import errno
@@ -27,7 +27,7 @@ _OUTAGES = (ConnectionError, TimeoutError, socket.gaierror, EOFError)
 _UNREACHED = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 """Error numbers of a plain OSError that mean an unreachable network."""
 _SEVERAL = "Multiple exceptions: "
-"""Beginning of the message of asyncio's plain OSError if none of a host's addresses answers."""
+"""Prefix of the message of asyncio's plain OSError if none of a host's addresses answers."""
 _LIBRARIES = ("redis", "sqlalchemy", "asyncpg", "httpx", "httpcore", "websockets")
 """Libraries whose errors count as outages."""
 _BY_NAME = rf"(?:\w*(?:Connection|Timeout)\w*Error|(?:socket\.)?gaierror|EOFError|OSError: {_SEVERAL}|asyncio\.)"

@@ -44,7 +44,7 @@ class Outbox(Messages):
     """Pending messages of one flow run, and the server's last request to stop.
 
     They are sent in rounds, so that a value that changes often, such as a progress bar, is sent in its latest state.
-    Without a flow run (the server was away when the run began) messages are dropped and nothing is read.
+    Without a flow run (the server was unreachable when the run began) messages are dropped and nothing is read.
     """
 
     def __init__(self, home: Home, flow_run_id: str | None) -> None:

@@ -39,10 +39,10 @@ def objection(host: str, origin: str, origins: Collection[str]) -> str:
     """
     names = trusted_hosts()
     if _name(f"//{host}") not in (*LOOPBACK, *names, *map(_name, origins)):
-        return f"this server is not {host!r}: RPG_TRUSTED_HOSTS names the hosts under which a proxy may ask for it\n"
+        return f"this server does not have the name {host!r}; a proxy needs it in RPG_TRUSTED_HOSTS\n"
     is_own = origin.partition("://")[2] == host
     if origin and not is_own and origin not in origins and _name(origin) not in names:
-        return f"a page of {origin!r} may not ask this server\n"
+        return f"a page of {origin!r} may not send requests to this server\n"
     return ""
 
 

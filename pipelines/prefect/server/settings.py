@@ -77,8 +77,9 @@ def public_url(url: str) -> str:
     parts = urlsplit(given)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or "," in given:
         raise RpgError(
-            f"{PUBLIC_VARIABLE}={given}: no address of an API\n"
-            "  hint: the one under which the proxy lets browsers ask, such as https://prefect.example.org/api"
+            f"{PUBLIC_VARIABLE}={given} is not the address of an API\n"
+            "  hint: give the address at which browsers reach the API through the proxy, such as"
+            " https://prefect.example.org/api"
         )
     return given
 

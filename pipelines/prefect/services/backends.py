@@ -198,7 +198,7 @@ def _binaries(version: str) -> Path:
     if version and version not in installed:
         others = ", ".join(installed)
         way_out = f"on Debian: apt install postgresql-{version}"
-        raise ServiceError(f"the databases were written by PostgreSQL {version}, and {others} is installed; {way_out}")
+        raise ServiceError(f"the databases were written by PostgreSQL {version}, but {others} is installed; {way_out}")
     return installed[version] if version else next(iter(installed.values()))
 
 
@@ -225,13 +225,13 @@ def _let_in(user: str, home: Home, data: Path) -> None:
             if mode & stat.S_IRWXG and directory.stat().st_gid != group:
                 way_out = f"do not run as root, or allow access: chmod o+x {directory}"
                 raise ServiceError(
-                    f"PostgreSQL runs as {user} when root starts it, but {directory} is for a group; {way_out}"
+                    f"PostgreSQL runs as {user} if root starts it, but only a group can enter {directory}; {way_out}"
                 )
             os.chown(directory, -1, group)
             directory.chmod(mode | stat.S_IXGRP)
     if _run_as(user, ["ls", str(data)]).returncode != 0:
         way_out = "put RPG_HOME in a directory that this user may enter, or do not run as root"
-        raise ServiceError(f"PostgreSQL runs as {user} where root starts it, who cannot enter {data}; {way_out}")
+        raise ServiceError(f"PostgreSQL runs as {user} when root starts it, but cannot enter {data}; {way_out}")
 
 
 def _run_as(user: str, command: list[str]) -> "subprocess.CompletedProcess[str]":

@@ -64,8 +64,8 @@ def up(home: Home, wanted: Wanted, *, say: Callable[[str], None] = lambda _: Non
         ServiceError: a program does not start, or other settings are up than the requested ones.
     """
     if wanted.port and running_services(home) is None and not _is_free(wanted.port, home):
-        hint = "name another, or leave --port out: then a free one is taken"
-        raise RpgError(f"port {wanted.port} is taken\n  hint: {hint}")
+        hint = "name another port, or omit --port to use a free one"
+        raise RpgError(f"port {wanted.port} is in use\n  hint: {hint}")
     home.create()
     reap(home)
     with home.locked("services", waiting=lambda: None):

@@ -66,6 +66,6 @@ def left_behind(groups: Sequence[Group], evaluated: Mapping[str, BySteps]) -> li
                     found = "has no evaluation" if step is None else f"was last evaluated at step {step}"
                     sentences.append(
                         f"{run.name or run.run_id} {found} on {dataset}, others at step {latest}:"
-                        " the answer is of the runs and the last step that are there"
+                        " the answer covers the available runs, at their last common step"
                     )
     return sentences

@@ -30,13 +30,13 @@ def gains_at_equal_drift(
 ) -> list[Answer]:
     """Returns an answer for each evaluation set on which all finished runs of several groups have drifted.
 
-    A run's scores at a drift are interpolated linearly between two evaluations: those between which it last has that
+    A run's scores at a drift are interpolated linearly between the two evaluations between which the run last has that
     drift. The drift is the largest that every run reaches. The intervals take it as known.
 
     Args:
         evaluated: result of `evidence.accuracies`.
         costs: answers of `costs_of`; without drift among them nothing is read.
-        confidence: level of the intervals, which hold jointly as those of `answers_of` do.
+        confidence: level of the intervals, which hold jointly, like the intervals of `answers_of`.
         graded: result of `evidence.graded`.
     """
     runs = [run for group in groups for run in group.runs]

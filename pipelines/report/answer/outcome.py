@@ -41,7 +41,9 @@ class Outcome:
     differs: bool = False
     """Whether the verdict distinguishes the group from the first one."""
     apart: SeedApart | None = None
-    """The seed whose gain is far from the other seeds'. If there is no gain, the seed whose measure is."""
+    """The seed whose gain is far from the other seeds' gains; without gains, the seed whose measure is far from the
+    others'.
+    """
     chosen: bool = False
     """Whether the group's model was selected on these problems, so that the figure is biased upward."""
     is_share: bool = True

@@ -151,7 +151,7 @@ def not_compared(results: Sequence[Outcome], lost: Sequence[Outcome]) -> list[st
         *(f"{result.label} is not compared ({CHOSEN})." for result in results if result.chosen),
         *(
             f"{result.label} is not compared: it lost {result.num_failed} of its {result.num_seeds} seeds, and the"
-            " reward names no worst value to count them with."
+            " reward declares no worst value with which to count them."
             for result in lost
         ),
     ]

@@ -60,7 +60,7 @@ class Confirmed:
     arms: tuple[ArmResult, ...]
     """The baseline first."""
     verdict: Verdict
-    """Verdict on the baseline and on those arms that keep the constraints and have a value for every seed."""
+    """Verdict on the baseline and on those arms that satisfy the constraints and have a value for every seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ def _sentence(record: StudyRecord, found: Confirmed) -> str:
         if lost and goal.worst is None:
             said.append(
                 f"{name} lost {len(lost)} of its {len(result.arm.units)} seeds, and {goal.measure} has no worst value"
-                " to count them with: nothing is claimed of it."
+                " with which to count them, so nothing is claimed about it."
             )
     return " ".join(said)
 
@@ -298,23 +298,23 @@ def _candidate(record: StudyRecord) -> str:
         return "No trial has finished yet."
     trial = best_trial(record)
     if trial is None:
-        return "No trial that finished keeps the constraints."
+        return "No finished trial satisfies the constraints."
     if len(record.goals) > 1:
         numbers = [str(trial.number) for trial in pareto_front(record)]
         one = len(numbers) == 1
         return (
-            f"Candidates: trial{'' if one else 's'} {', '.join(numbers)}, which no other beats in every goal "
+            f"Candidates: trial{'' if one else 's'} {', '.join(numbers)}, which no other trial beats in every goal "
             f"(not confirmed; the best of {_num_judged(record)} trials is biased)."
         )
     assert trial.interval is not None
     who = settings_words(trial.params)
     if trial.baseline:
-        others = "" if len(record.finished) == 1 else ", which no other trial came out above"
+        others = "" if len(record.finished) == 1 else ", which no other trial beat"
         who = f"the experiment's own values{others}"
     said = [f"Candidate: {who} (not confirmed)."]
     value = with_interval(record.first, trial.expected or trial.interval)
     if trial.expected:
-        said.append(f"The model of {_num_judged(record)} trials expects {record.first.measure} {value} of it.")
+        said.append(f"A model of {_num_judged(record)} trials expects {record.first.measure} {value} for it.")
         said.append(f"The chance that no trial is better is {100 * trial.chance:.0f} %.")
     elif len(record.finished) == 1:
         said.append(f"Its {record.first.measure} is {value}.")
@@ -337,8 +337,8 @@ def _without_effect(record: StudyRecord) -> str:
         return ""
     searched = ", ".join(record.parameters)
     return (
-        f"All {len(finished)} trials came to exactly the same value: either {searched} changed nothing of their"
-        " training, or the goal does not show it."
+        f"All {len(finished)} trials have exactly the same value: either {searched} did not change their"
+        " training, or the goal does not show the change."
     )
 
 
@@ -355,7 +355,8 @@ def _search_note(record: StudyRecord) -> str:
         return ""
     of_one = " One seed: the interval covers no new training runs." if len(record.seeds) == 1 else ""
     return (
-        f"Brackets are {level_words(record.confidence)} intervals of the trial by itself, not of the best of many."
+        f"Brackets are {level_words(record.confidence)} intervals of the trial by itself, not corrected for"
+        " the choice of the best."
         f"{of_one} With `confirm` in its file, a study runs its best trials again on fresh seeds."
     )
 
@@ -373,7 +374,7 @@ def _confirmation_note(record: StudyRecord, found: Confirmed) -> str:
     said = [f"Measured on {now} fresh seeds{most} ({seeds}){ended}."]
     if before := [str(look) for look in confirmation.looks if 1 < look < now]:
         numbers = " and ".join([*([", ".join(before[:-1])] if before[1:] else []), before[-1]])
-        said.append(f"Earlier look{'s' if before[1:] else ''} at {numbers} seeds.")
+        said.append(f"Earlier interim analys{'es' if before[1:] else 'is'} at {numbers} seeds.")
     level, together = level_words(record.confidence), "; those of differences hold together" if len(arms) > 2 else ""
     if confirmation.share:
         of_differences = level_words(level_of_look(record.confidence, confirmation.share))

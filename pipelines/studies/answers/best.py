@@ -54,7 +54,7 @@ def _best(home: Home, record: StudyRecord) -> Best:
         allowed = "; ".join(f"{trial.number} ({_values(record, trial)})" for trial in front)
         message = "a study with several goals has no single best trial"
         raise SpecError(Issue(message, given=record.name, allowed=allowed, hint="choose one with --trial N"))
-    hint = "no finished trial keeps the constraints" if record.finished else "no trial has finished"
+    hint = "no finished trial satisfies the constraints" if record.finished else "no trial has finished"
     raise SpecError(Issue("the study has no best trial yet", given=record.name, hint=hint))
 
 
@@ -86,7 +86,7 @@ def _ground(home: Home, record: StudyRecord, best: Best) -> str:
         told = "confirmed" if standing(home, record, best) == "confirmed" else "no difference from the baseline found"
         if best.baseline:
             told = told.replace("from the baseline", "from the candidates")
-        return f"{who}, {told}: {runs}" + (", and no candidate came out above it." if best.baseline else ".")
+        return f"{who}, {told}: {runs}" + (", and no candidate beat it." if best.baseline else ".")
     trial = next(trial for trial in record.trials if trial.number == best.trial)
     return f"{who}, a candidate: {_values(record, trial)}, not confirmed on fresh seeds."
 
@@ -104,13 +104,13 @@ def _values(record: StudyRecord, trial: Trial) -> str:
 
 
 def _changes_since(home: Home, record: StudyRecord, best: Best, experiment: Experiment) -> list[str]:
-    """Returns a line if the file has changed and no longer gives the experiment that the trial was trained with."""
+    """Returns a line if the file has changed and no longer describes the experiment that the trial was trained with."""
     trial = next((trial for trial in record.trials if trial.number == best.trial), None)
     for run_id in trial.run_ids if trial else ():
         if not (directory := home.run(run_id)).exists():
             continue
         if why := unreadable(directory):
-            return [f"whether {Path(record.experiment).name} has changed is not known: {run_id}'s spec: {why[0]}"]
+            return [f"cannot tell whether {Path(record.experiment).name} has changed: the spec of {run_id}: {why[0]}"]
         trained = recorded_spec(directory)
         changed = differences([trained.identity(), experiment.identity()], ignore=_NO_DIFFERENCE)
         if changed:

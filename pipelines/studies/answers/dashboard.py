@@ -18,7 +18,7 @@ _log = logging.getLogger("pipelines.studies")
 def publish_study(home: Home, record: StudyRecord) -> None:
     """Updates the artifact `study-NAME` of the API that this process reports to: answer, counts, the best trials.
 
-    If the API is away, only the artifact is outdated until the next call.
+    If the API is unreachable, only the artifact is outdated until the next call.
     """
     from prefect.client.orchestration import get_client
     from prefect.runtime import flow_run

@@ -195,8 +195,8 @@ def _rung_rows(record: StudyRecord) -> list[RungRow]:
 
 
 def _constraints(record: StudyRecord, best: Best | None) -> list[dict[str, Any]]:
-    """Returns, for each constraint, its bounds, the number of finished trials that keep it, and the values of the best
-    trial and the baseline."""
+    """Returns, for each constraint, its bounds, the number of finished trials that satisfy it, and the values of the
+    best trial and the baseline."""
     rows = []
     by_number = {trial.number: trial for trial in record.trials}
     for bound in record.constraints:
@@ -250,4 +250,4 @@ def _saved(record: StudyRecord) -> str:
         saved[name] = sum(max(0.0, whole - getattr(trial, name)) for trial in pruned)
     words = cost_words(**saved)
     trials = "1 trial" if len(pruned) == 1 else f"{len(pruned)} trials"
-    return f"Pruning {trials} saved about {words}, by what finished trials took." if words else ""
+    return f"Pruning {trials} saved about {words}, estimated from the cost of finished trials." if words else ""

@@ -102,7 +102,7 @@ class Trial:
     constraints: dict[str, float]
     """Measured value of each constrained metric: `kl/reverse`, `mean@4 on held_out`."""
     feasible: bool
-    """Whether the trial keeps the constraints."""
+    """Whether the trial satisfies the constraints."""
     reason: str
     """The reason why the trial was pruned, failed or cancelled."""
     tokens: float
@@ -417,7 +417,7 @@ def read_study(home: Home, name: str) -> StudyRecord:
         return StudyRecord.of(data)
     except (AttributeError, KeyError, TypeError, ValueError):
         message = f"studies/{name}/study.json is not a study's record: {'; '.join(problems[:3]) or 'it lacks keys'}"
-        hint = "restore it from a backup; or `rpg study run` its file, which writes it again"
+        hint = "restore it from a backup, or call `rpg study run` with the study's file, which writes it again"
         raise SpecError(Issue(message, given=name, hint=hint)) from None
 
 
@@ -447,7 +447,7 @@ def best_of(record: StudyRecord, better: Sequence[Arm] = ()) -> Best | None:
 
 
 def best_trial(record: StudyRecord) -> Trial | None:
-    """Returns the finished trial that keeps the constraints and is best by the first goal: by posterior mean if the
+    """Returns the finished trial that satisfies the constraints and is best by the first goal: by posterior mean if the
     sampler has a model, else by its own value. The first wins a tie."""
     eligible = _eligible(record)
     # The model's space does not contain a baseline outside the ranges.

@@ -208,7 +208,7 @@ def staged(train: str, *overrides: str) -> str:
         perform_stage(RunExecution(document, plan.run_id, home), plan.stage("data"))
     assert not (home.run(plan.run_id) / "checkpoints").exists()
     assert not plan.stage("data").output.exists()
-    assert caught.value.done == "the data stage ended with it, nothing after it was run"
+    assert caught.value.done == "this error ended the data stage; no later stage was run"
     return render(caught.value.issues).replace(str(Path.cwd()), "DIR")
 
 

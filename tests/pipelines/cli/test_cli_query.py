@@ -120,7 +120,7 @@ def test_sql_writes_the_format_that_the_file_name_says(call: Call, tmp_path: Pat
             ("sql", "select 1", "-o", "/no/such/place/rows.csv"),
             "/no/such/place/rows.csv cannot be written: No such file",
         ),
-        (("show", "sums"), "`sums` fits 2 runs; write more of the id:\n  sums-s0-aaaa1111\n  sums-s1-bbbb2222"),
+        (("show", "sums"), "`sums` matches 2 runs; write more of the id:\n  sums-s0-aaaa1111\n  sums-s1-bbbb2222"),
         (("show", "sums-s2-bbbb"), "there is no run `sums-s2-bbbb`; the nearest:\n  sums-s1-bbbb2222"),
         (("show", "zzz"), "there is no run `zzz`; `rpg runs` lists them"),
         (("logs", "aaaa", "--stage", "base"), "has no log of `base`; there are: data, train"),
@@ -152,7 +152,7 @@ def test_values_are_bound_in_turn_or_by_name(call: Call) -> None:
     _, out, _ = call("sql", "select typeof(?), ?", "--param", "2.5", "--param", '"a=b"', "--format", "csv")
     assert out.splitlines()[-1] == "DOUBLE,a=b"
     code, _, err = call("sql", "select ?, $x", "--param", "1", "--param", "x=1")
-    assert (code, "give all by name (NAME=VALUE) or all in order" in err) == (2, True)
+    assert (code, "name all values (NAME=VALUE)" in err) == (2, True)
 
 
 def test_saved_queries_of_the_working_directory_come_before_those_of_the_home(
@@ -303,7 +303,7 @@ def test_an_output_replaces_plain_files_only(call: Call, tmp_path: Path) -> None
     for name in ("link.csv", "dangling.csv", "pipe.csv", "folder.csv"):
         code, out, err = call("sql", "select 1 as a", "-o", str(tmp_path / name))
         assert (code, out) == (2, "")
-        assert "is left as it is; give the name of a new or a plain file" in err
+        assert "was not changed; name a new file or a regular file" in err
     assert target.read_text() == "precious"
     assert link.is_symlink()
     assert pipe.is_fifo()
@@ -373,7 +373,7 @@ def test_a_response_cannot_command_the_terminal(call: Call) -> None:
 def test_a_long_table_says_what_it_leaves_out(call: Call) -> None:
     _, out, err = call("sql", "select * from range(1500)")
     assert len(out.splitlines()) == 1002
-    assert err == "500 more rows are not shown; `--format csv` or `-o FILE` gives all\n"
+    assert err == "500 more rows are not shown; `--format csv` or `-o FILE` writes all rows\n"
 
 
 @pytest.mark.more
@@ -545,7 +545,7 @@ step 3, two-terms, response 0   score 9   4 tokens   stop
     assert "no evaluation of sums-s0-aaaa1111 on nowhere is recorded; its evaluation sets: " in error
     code, _, error = call("show", "sums-s0", "--sample", "--dataset", "two-terms", "--step", "1")
     assert code == 2
-    assert "step 1 of sums-s0-aaaa1111 on two-terms is not recorded; it was measured last at step 3" in error
+    assert "step 1 of sums-s0-aaaa1111 on two-terms is not recorded; the last evaluation was at step 3" in error
     assert call("show", "sums-s0", "--dataset", "two-terms")[0] == 2
 
 
@@ -569,7 +569,7 @@ def test_a_run_shows_its_certificate(call: Call, home: Path) -> None:
     certificate = json.loads(json.dumps(certify(parse_objective({"type": "grpo"})).as_json()))
     write_json(home / "runs" / "sums-s0-aaaa1111" / "certificate.json", certificate)
     out = call("show", "aaaa", "--all")[1]
-    assert "Certificate: no claim; held against expected reward less the reverse KL of each token" in out
+    assert "Certificate: no claim; compared with expected reward less the reverse KL of each token" in out
     assert re.search(r"on policy +apart +25 % .* forward KL of each token", out)
     assert json.loads(call("show", "aaaa", "--json")[1])["certificate"] == certificate
 
@@ -606,7 +606,7 @@ def test_an_experiments_name_stands_for_the_runs_that_it_has_now_and_a_runs_whol
     assert call("watch", runs[1]) == (0, "finished  step 3/3  reward 0.5\n", "")
     logs = call("logs", "sums", "--stage", "train")[1]
     assert logs == "".join(f"==> {run_id} train <==\nstep 1\nstep 2\n" for run_id in runs)
-    told = "`sums` is an experiment of 2 runs: `rpg compare sums` and `rpg report sums` are about all of them; of one,"
+    told = "`sums` is an experiment of 2 runs: `rpg compare sums` and `rpg report sums` show all of them; for one run,"
     assert call("show", "sums")[2].startswith(told)
     assert call("resume", "sums") == (0, "", "".join(f"{run_id} is finished\n" for run_id in runs))
     code, _, err = call("cancel", "sums")
@@ -706,7 +706,7 @@ def test_rows_and_digits_of_a_query_are_chosen(call: Call, kind: str) -> None:
 def test_parquet_has_every_row_and_digit(call: Call) -> None:
     code, _, error = call("sql", "select 1", "--format", "parquet", "-o", "rows.parquet", "--digits", "2")
     assert code == 2
-    assert "Parquet has every row and digit" in error
+    assert "Parquet always has all rows and digits" in error
 
 
 def test_a_difference_that_holds_keeps_its_star_in_a_paper() -> None:

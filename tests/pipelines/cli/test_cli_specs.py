@@ -239,7 +239,7 @@ def test_init_reads_a_dataset_with_parts(rpg):
     )
     Path("sums/train.jsonl").rename("sums/validation.jsonl")
     assert rpg("init", "no", "--data", "sums")[2].endswith(
-        "hint: say which to train on: `--split NAME`\n1 error; nothing was run\n"
+        "hint: name the part to train on with `--split NAME`\n1 error; nothing was run\n"
     )
 
 
@@ -315,7 +315,7 @@ def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_
         (
             ("--data", "odd.csv", "--model", "m"),
             "odd.csv: cannot tell which column holds the prompts\n  given: a, b\n"
-            "  hint: say which: `--prompt COLUMN`\n",
+            "  hint: name the column with `--prompt COLUMN`\n",
         ),
         (
             ("--data", "odd.csv", "--prompt", "c"),
@@ -331,7 +331,8 @@ def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_
         (("--data", "none.csv", "--model", "m"), "none.csv: no such file\n"),
         (
             ("--data", "odd.txt", "--model", "m"),
-            "odd.txt: is of no known kind\n  allowed: .jsonl, .json, .csv, .tsv, .parquet, or a dataset's directory or",
+            "odd.txt: has an unknown file suffix\n"
+            "  allowed: .jsonl, .json, .csv, .tsv, .parquet, or a dataset's directory or",
         ),
         (
             ("--data", "bad.jsonl", "--model", "m"),
@@ -509,7 +510,7 @@ def test_where_a_directory_above_has_the_home_it_is_named(
     (tmp_path / ".rpg").mkdir()
     (tmp_path / "papers" / "one").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "papers" / "one")
-    told = f"there is no home in this directory, but {tmp_path}/.rpg: call rpg from {tmp_path}\n"
+    told = f"this directory has no home, but {tmp_path}/.rpg exists: run rpg in {tmp_path}\n"
     assert call("runs")[2] == f"{told}no runs in {tmp_path}/papers/one/.rpg\n"
     assert call("show", "sums")[2] == f"there is no run `sums`: {told}"
     monkeypatch.chdir(tmp_path)

@@ -548,7 +548,7 @@ spek.yaml: no such file
         {},
         "show spec-s0",
         """\
-there is no run `spec-s0`: DIR/home holds none yet; `rpg run FILE` makes one
+there is no run `spec-s0`: DIR/home has no runs yet; `rpg run FILE` creates one
 """,
     ),
     "a table that there is not": (
@@ -564,9 +564,9 @@ metrics, provenance, rollouts, run_summary, runs, stages, studies, tokens, trial
     ),
 }
 
-LOOKING = "looking at the data and the model\n"
+LOOKING = "checking the data and the model\n"
 """Returns the message of a verb that checks more than the spec."""
-ELSEWHERE = "  hint: RPG_HOME names the directory in which everything is kept; without it that is .rpg here\n"
+ELSEWHERE = "  hint: set RPG_HOME to the directory for all records; by default it is .rpg here\n"
 Call = Callable[..., tuple[int, str]]
 
 
@@ -630,7 +630,7 @@ def test_a_model_whose_config_is_none_is_named(rpg: Call, config: str, monkeypat
 HOMES = {
     "DIR/file": "RPG_HOME=DIR/file: a file, not a directory\n",
     "s3://bucket/runs": "RPG_HOME=s3://bucket/runs: an address, not a directory of this machine\n",
-    "DIR/file/home": "DIR/file/home cannot be made: DIR/file is a file\n",
+    "DIR/file/home": "DIR/file/home cannot be created: DIR/file is a file\n",
 }
 
 
@@ -645,7 +645,7 @@ DISKS = {
         "no space: 4 MiB are free for DIR/disk/home, and a run needs 64 at least\n"
         "  hint: `rpg gc` frees what nothing needs; or set RPG_HOME to another disk\n"
     ),
-    "size=128m,ro": "DIR/disk/home cannot be made: Read-only file system\n" + ELSEWHERE,
+    "size=128m,ro": "DIR/disk/home cannot be created: Read-only file system\n" + ELSEWHERE,
 }
 
 
@@ -668,7 +668,7 @@ def test_a_port_that_is_taken_is_named(rpg: Call) -> None:
         for verb in ("up", "report --serve", "watch --web"):
             assert rpg(f"{verb} --port {port}") == (
                 2,
-                f"port {port} is taken\n  hint: name another, or leave --port out: then a free one is taken\n",
+                f"port {port} is in use\n  hint: name another port, or omit --port to use a free one\n",
             )
 
 
@@ -677,7 +677,7 @@ def test_watch_takes_a_name_or_opens_a_browser(rpg: Call) -> None:
     assert (code, "name a run or an experiment" in said) == (2, True)
     assert rpg("watch --web other", home="DIR/home") == (
         2,
-        "there is no run `other`: DIR/home holds none yet; `rpg run FILE` makes one\n",
+        "there is no run `other`: DIR/home has no runs yet; `rpg run FILE` creates one\n",
     )
 
 

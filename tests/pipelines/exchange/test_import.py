@@ -105,7 +105,7 @@ def test_an_export_says_in_words_what_it_is(exported: Path) -> None:
 
 @pytest.mark.more
 def test_what_is_here_already_stays_as_it_is(origin: Path, exported: Path, tmp_path: Path, call: Call) -> None:
-    said = f"{RUN} is here already, the same run: nothing to do\n"
+    said = f"{RUN} is already in this home, unchanged\n"
     assert call(origin, "import", str(exported)) == (0, f"{RUN}\n", said)
     home = tmp_path / "home"
     assert call(home, "import", str(exported))[0] == 0
@@ -182,7 +182,7 @@ def test_an_export_brings_no_lease_and_no_file_from_elsewhere(exported: Path, tm
     manifest["files"]["../outside.json"] = empty
     (exported / "export.json").write_text(json.dumps(manifest))
     code, _, err = call(tmp_path / "home2", "import", str(exported))
-    assert (code, "../outside.json is not a file of it" in err) == (1, True)
+    assert (code, "../outside.json is not a file of an export" in err) == (1, True)
 
 
 def seal(exported: Path, name: str, content: str) -> None:

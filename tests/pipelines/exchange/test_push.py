@@ -135,14 +135,14 @@ def test_a_later_push_leaves_no_weights_of_the_one_before(hub: LocalHub, call: C
     assert len(there.files["model.safetensors"]) > len(b"merged")
     assert there.commits == [f"{RUN}, step 2", f"{RUN}, step 4"]
     code, _, err = call("push", RUN, "--to", "alice/sums")
-    assert (code, err.startswith("alice/sums is public, and the model was to be private: ")) == (2, True)
+    assert (code, err.startswith("alice/sums is public, but the push is private: ")) == (2, True)
     assert len(there.commits) == 2
 
 
 def test_a_dry_run_writes_what_would_go_and_sends_nothing(hub: LocalHub, call: Call, tmp_path: Path) -> None:
     target = tmp_path / "card"
     code, out, err = call("push", RUN, "--to", "alice/sums", "--dry-run", str(target))
-    assert (code, err) == (0, f"{target}: what would go to alice/sums, private; nothing was sent\n")
+    assert (code, err) == (0, f"{target}: the files that would be pushed to alice/sums, private; nothing was sent\n")
     assert [line.split()[0] for line in out.splitlines()] == sorted(os.listdir(target))
     assert {"README.md", "spec.yaml", "certificate.json", "model.safetensors"} <= set(os.listdir(target))
     assert not hub.repositories

@@ -92,7 +92,7 @@ def test_doctor_notes_a_home_that_others_can_read(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o755)
     (note,) = notes_on_the_mode(home)
-    assert note == f"other users can get at {home}: `chmod 700` keeps them out (755)"
+    assert note == f"other users can access {home} (mode 755): `chmod 700` prevents it"
     home.chmod(0o700)
     assert notes_on_the_mode(home) == []
     assert notes_on_the_mode(tmp_path / "none") == []

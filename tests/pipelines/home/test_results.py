@@ -44,7 +44,7 @@ def test_a_missing_file_is_found(output):
 
 
 def test_a_manifest_of_another_fingerprint_does_not_count(output):
-    assert damage_of(output / "manifest.json", "0" * 64) == "manifest.json is missing or of another fingerprint"
+    assert damage_of(output / "manifest.json", "0" * 64) == "manifest.json is missing or has another fingerprint"
 
 
 def test_publishing_again_replaces_what_was_damaged(output):

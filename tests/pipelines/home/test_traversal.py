@@ -24,16 +24,16 @@ NAMES = ["../outside", "..", ".", "", "/etc", "a/../../b", "a/b", "a\0b"]
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["run", "experiment", "study"])
 def test_a_name_with_a_path_in_it_is_no_name(tmp_path: Path, kind: str, name: str) -> None:
-    with pytest.raises(RpgError, match="is not a name"):
+    with pytest.raises(RpgError, match="is not a valid name"):
         getattr(Home(tmp_path), kind)(name)
 
 
 def test_a_stage_a_fingerprint_and_a_lock_are_names_too(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     for path in (lambda: home.artifact("base", "../../outside"), lambda: home.artifact("..", "0123")):
-        with pytest.raises(RpgError, match="is not a name"):
+        with pytest.raises(RpgError, match="is not a valid name"):
             path()
-    with pytest.raises(RpgError, match="is not a name"), home.locked("../../outside", waiting=lambda: None):
+    with pytest.raises(RpgError, match="is not a valid name"), home.locked("../../outside", waiting=lambda: None):
         pass
     assert list(tmp_path.rglob("*")) == [tmp_path / "home"]
 

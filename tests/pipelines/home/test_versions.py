@@ -54,7 +54,7 @@ def test_other_values_are_another_version_and_the_earlier_one_stays_askable(home
     pages = {name: CliRunner().invoke(app, ["report", name]) for name in ("tiny", "tiny@1")}
     assert [page.stdout.rsplit("/")[-1] for page in pages.values()] == ["report.html\n", "report@1.html\n"]
     assert "also run with other values: tiny@1" in pages["tiny"].stderr
-    assert "run with other values too: tiny@1" in Path(pages["tiny"].stdout.strip()).read_text()
+    assert "also run with other values: tiny@1" in Path(pages["tiny"].stdout.strip()).read_text()
     listed = json.loads(CliRunner().invoke(app, ["runs", "--experiment", "tiny@1", "--json"]).stdout)
     assert [run["run_id"] for run in listed] == first
     compared = json.loads(CliRunner().invoke(app, ["compare", "tiny@1", "tiny@2", "--json"]).stdout)

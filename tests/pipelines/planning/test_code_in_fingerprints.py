@@ -414,7 +414,7 @@ def test_the_record_of_a_run_says_what_was_accepted(spec: Path, home: Home, chec
     assert execution.state.stage("train")["reason"] == train.reason
     assert "accepted" in train.reason
     (execution.directory / "result").write_text("other")
-    with pytest.raises(SpecError, match="the result that was accepted is not whole any more"):
+    with pytest.raises(SpecError, match="the accepted result is no longer complete"):
         stages.perform_stage(execution, train)
 
 
@@ -525,7 +525,7 @@ def test_a_study_does_not_go_on_with_other_code(tmp_path: Path, checkout: Path) 
     assert changes(before, document) == []
     flip(checkout)
     (issue,) = changes(before, document)
-    assert issue.message.endswith("other code than the stored study's trials were: that of train")
+    assert issue.message.endswith("other code than the stored study's trials; it differs in: train")
 
 
 def test_another_seed_is_compared_with_the_same_cell_and_the_matrix_comes_first(spec: Path, home: Home) -> None:

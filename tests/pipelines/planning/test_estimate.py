@@ -113,7 +113,7 @@ def test_token_rows_that_take_more_than_a_fifth_of_the_free_disk_are_warned_of(t
     assert disk_warnings([whole], 5 * size) == []
     (warning,) = disk_warnings([whole, whole], 5 * size)
     assert (warning.path, warning.given) == (("record", "tokens"), "all")
-    assert "record.tokens: sampled keeps those of a tenth" in warning.hint
+    assert "record.tokens: sampled keeps a tenth of them" in warning.hint
     assert disk_warnings([], 0) == []
     at_paper_scale = "training={steps: 400, prompts_per_step: 512, group_size: 16}"
     large = experiment(tmp_path, "qwen3", at_paper_scale, "rollout.max_response_length=4096")
@@ -625,7 +625,7 @@ def test_the_estimate_of_a_large_model_is_held_against_an_h100_where_nothing_nam
     assert re.fullmatch(r"the estimate of \d+\.\d GiB a rank does not fit an H100", warning.message)
     assert warning.given == "79.6"
     assert "largest part: " in warning.hint
-    assert warning.hint.endswith("resources.memory_gib says what yours have")
+    assert warning.hint.endswith("set resources.memory_gib to the memory of your GPUs")
     fits = ("training.gradient_checkpointing=true", "training.zero_stage=2", "training.ranks=8")
     assert memory_warnings(experiment(tmp_path, "qwen3", large, *long, *wide, *fits)) == []
     greedy = "rollout={engine: vllm, max_response_length: 4096, memory_fraction: 0.9}"

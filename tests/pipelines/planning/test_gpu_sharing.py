@@ -93,7 +93,7 @@ def test_the_reason_says_what_is_wanted_and_what_fits(tmp_path: Path) -> None:
     keys, _, reason = str(gpu_sharing(one, shape, Device("a GPU", 70))).partition(": ")
     assert keys == "rollout.sleep true, rollout.memory_fraction 0.9, training.offload.while_sampling true"
     assert reason == (
-        "256 responses under way want a cache of 63 GiB, of which 60 fit; the engine sleeps while the learner trains, "
+        "256 responses under way need a cache of 63 GiB, of which 60 fit; the engine sleeps while the learner trains, "
         "and the update's state is in host memory meanwhile"
     )
 

@@ -152,7 +152,9 @@ def test_what_builds_no_model_has_no_shape(settings: dict[str, Any]) -> None:
     [
         ("nobody/model", "the model's config is not on this machine yet"),
         ("not/made/yet", "the model's config is not on this machine yet"),
-        pytest.param({"model_type": "of-nobody"}, "transformers builds no model of its config", marks=pytest.mark.long),
+        pytest.param(
+            {"model_type": "of-nobody"}, "transformers cannot build it from its config", marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_plan_says_why_it_estimates_no_memory(config: dict[str, Any] | str, why: str, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_the_command_shows_space_cost_and_what_is_done(tmp_path: Path, monkeypat
     assert "search 9 trials, each with seeds 0, 1; sampler auto, asha at steps 2, 4 (eta 2)" in lines
     rounds = "in rounds, compared after 2, 3 and 5"
     assert f"confirm the baseline and the best 2 trials, each on at most 5 fresh seeds {rounds}" in lines
-    aside = "less what the confirmation may cost at most, going by the baseline's cost, but at most half"
+    aside = "minus the largest cost of the confirmation, estimated from the baseline's, but at most half"
     ends = f"budget the search ends after 2 M response tokens or 3 hours, {aside}; trials in progress are finished"
     assert ends in lines
     assert "shared data RUN, base RUN" in lines

@@ -56,7 +56,7 @@ def test_errors_of_memory_and_of_hardware_are_faults_and_a_programs_are_not(told
     assert gpu_faults() == [
         "GPU 1 has had 2 uncorrected memory errors since the driver was loaded (ECC)",
         "GPU 0000:17:00.0 replaces a memory row when it is reset: drain the node and reset it",
-        "GPU 0000:65:00.0 could not replace a memory row: have it exchanged",
+        "GPU 0000:65:00.0 could not replace a memory row: exchange the GPU",
         "GPU 0000:65:00: XID 79, has fallen off the bus, at 2026-11-27 11:00:00",
     ]
     later = datetime.fromisoformat("2026-11-27T11:30:00+00:00").timestamp()

@@ -355,7 +355,7 @@ def test_clients_that_share_no_files_see_what_the_workers_home_holds(
     submitting, looking = (Lab(tmp_path / name, lab.spec) for name in ("submitting", "looking"))
     unnamed = looking.rpg("runs", "--profile", api)
     assert unnamed.code == 2
-    assert "does not say where its workers' record is" in unnamed.err
+    assert "does not publish its record's address" in unnamed.err
     web = serve(lab.home)
     try:
         call_api(f"{api}/variables/", {"name": "rpg_record", "value": web.url}, home=lab.home)

@@ -89,7 +89,7 @@ def test_an_objective_with_a_sum_is_replayed_at_the_steps_whose_weights_are_kept
 
 def test_the_weights_within_a_step_of_several_updates_are_not_kept(summed: Home, tmp_path: Path) -> None:
     home = with_two_minibatches(summed, tmp_path)
-    with pytest.raises(NoWeightsError, match="2 updates a step by adamw, and not one by adamw"):
+    with pytest.raises(NoWeightsError, match="the run has 2 updates a step by adamw instead of one by adamw"):
         replays_of(home)
     assert len(replays_of(home, ["{type: grpo}"])[0].steps) == 3
 

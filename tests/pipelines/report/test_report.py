@@ -161,7 +161,7 @@ def test_what_happened_at_which_step_is_marked_in_every_curve(tmp_path: Path) ->
             "upper margin of the clip from 0.1 to 0.2 over steps 10 to 20",
             "upper margin of the clip from 0.2 to 0.3 at step 41",
         ]
-    assert "Ticks at the foot: the reference moved; shaded: upper margin" in text
+    assert "Ticks at the bottom: updates of the reference; shaded: upper margin" in text
     assert "dashed: seed 0: kl/reverse is 3: back to step 33." in text
 
 

@@ -112,7 +112,7 @@ def test_a_run_goes_on_from_the_last_saved_step_up_to_which_another_had_its_valu
         (
             "training.schedule.type=cosine",
             "",
-            "at each step the rate of a cosine schedule depends on how many there are",
+            "the rate of a cosine schedule at each step depends on the number of steps",
         ),
         ("rollout.max_staleness=1", "", "rollout.max_staleness samples steps ahead"),
         ("evaluation.every_steps=1", "evaluation.seed=7", "the evaluations during training had other settings"),

@@ -190,7 +190,7 @@ def test_an_evaluation_is_shown_and_exported_as_one(
     assert [run["seed"] for run in json.loads(call("plan", str(file), "--json")[1])["runs"]] == [None, None]
     with Store.open(home.root) as store:
         assert store.query("SELECT DISTINCT seed FROM run_summary").rows == [(None,)]
-    reason = f"{greedy.run_id} is a model measured as it is: sinks take what training records\n"
+    reason = f"{greedy.run_id} only evaluates a model; sinks receive records of training\n"
     assert call("sync", greedy.run_id) == (0, "", reason)
     write_launch(home.run(greedy.run_id), "local", environment={}, stage="evaluate", ranks=2)
     assert re.search(

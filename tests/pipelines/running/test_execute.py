@@ -164,7 +164,7 @@ def test_a_users_mistake_found_by_a_stage_is_shown_with_its_line_and_exit_code_2
     assert result.code == 2
     assert "Traceback" not in result.err
     assert f"{lab.spec}:" in result.err
-    assert "1 error; the data stage ended with it, nothing after it was run" in result.err
+    assert "1 error; this error ended the data stage; no later stage was run" in result.err
     (run_id,) = lab.run_ids()
     assert lab.state(run_id)["status"] == "failed"
     assert "train" not in lab.state(run_id)["stages"]

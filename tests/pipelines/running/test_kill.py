@@ -39,7 +39,7 @@ def test_a_killed_trainer_is_started_again_by_the_same_run(lab):
     kill(pid)
     result = finished(run)
     assert result.code == 0, result.err
-    assert "once more in 0 s: train was killed by SIGKILL" in result.err
+    assert "retrying in 0 s: train was killed by SIGKILL" in result.err
     assert_complete(lab)
 
 

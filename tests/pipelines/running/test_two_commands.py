@@ -118,8 +118,8 @@ def test_what_is_proposed_next_sets_each_field_once(home: Home, settings: tuple[
 @pytest.mark.parametrize(
     ("setting", "why"),
     [
-        ("training.epochs=1", "more steps, on from step 6"),
-        ("training.schedule.type=cosine", "more steps, from the start: at each step the rate of a cosine schedule "),
+        ("training.epochs=1", "more steps, continuing from step 6"),
+        ("training.schedule.type=cosine", "more steps, from the start: the rate of a cosine schedule at each step "),
     ],
 )
 def test_more_steps_are_proposed_after_training_with_where_they_begin(home: Home, setting: str, why: str) -> None:
@@ -147,7 +147,7 @@ def test_resuming_finished_runs_says_how_to_train_more_steps(
         with executed(home, run) as lease:
             RunState(home, run.run_id, lease.fence).update(status="finished")
     told = "".join(f"{run.run_id} is finished\n" for run in runs)
-    hint = "more steps, on from step 6: `rpg run 'my spec.yaml' --set 'seeds=[0, 1]' --set training.steps=12`"
+    hint = "more steps, continuing from step 6: `rpg run 'my spec.yaml' --set 'seeds=[0, 1]' --set training.steps=12`"
     assert call("resume", "tiny") == (0, "", f"{told}  hint: {hint}\n")
 
 

@@ -217,7 +217,7 @@ def test_a_sink_that_fails_costs_a_warning_and_an_event_and_no_more(lab, monkeyp
     result = lab.rpg("run", str(lab.spec))
     assert result.code == 0, result.err
     assert "  wandb: " in result.err
-    assert "no run waits for it: `rpg sync tiny-s0-" in result.err
+    assert "the run continues; `rpg sync tiny-s0-" in result.err
     assert "TRACEBACK" not in result.err.upper()
     [(message,)] = lab.query("select message from events where kind = 'sink_failed'")
     assert message.startswith("wandb: ")

@@ -128,7 +128,7 @@ def refused(address: str, study: int, trial: int) -> None:
         asked(f"{address}/api/trials/{trial}/user-attrs", "POST", {"user_attrs": {"state": "mine"}}),
         asked(f"{address}/api/studies/{study}/rename", "POST", {"study_name": "mine"}),
     ]
-    expected = (403, {"reason": "studies are only shown here; `rpg study` changes them"})
+    expected = (403, {"reason": "this page only shows studies; `rpg study` changes them"})
     assert refusals == [expected] * len(refusals)
 
 

@@ -153,7 +153,7 @@ def test_the_answer_of_an_experiment_that_is_over_is_there(recorded: Home) -> No
         answer = ask(client, "sums")["answer"]
     assert "0.28" in answer["text"]
     assert not answer["asks"]
-    assert answer["note"] == "Intervals hold at 95 %; after another look, at more seeds, at 98.5 %."
+    assert answer["note"] == "Intervals hold at 95 %; after another look, with more seeds, at 98.5 %."
 
 
 def test_an_answer_before_the_end_is_shown_to_who_asks_and_says_what_it_costs(tmp_path: Any) -> None:
@@ -170,8 +170,8 @@ def test_an_answer_before_the_end_is_shown_to_who_asks_and_says_what_it_costs(tm
         assert before == {
             "text": "",
             "asks": True,
-            "note": "3 seeds have ended. Their answer holds at 95 %; a later one, with more seeds, then holds at 98.5 %"
-            " instead of 95 %.",
+            "note": "3 seeds have ended. Their answer holds at 95 %. After it is shown, a later one, with more seeds,"
+            " holds at 98.5 % instead of 95 %.",
         }
         assert not looks_of(home, "sums")
         shown = ask(client, "sums", look=True)["answer"]
@@ -182,7 +182,7 @@ def test_an_answer_before_the_end_is_shown_to_who_asks_and_says_what_it_costs(tm
         assert html.escape(shown["text"]) in client.get("/").text
         set_status(home, "sums-s3", "finished")
         over = ask(client, "sums")["answer"]
-        assert over["note"] == "Intervals hold at 98.5 %; after another look, at more seeds, at 99.5 %."
+        assert over["note"] == "Intervals hold at 98.5 %; after another look, with more seeds, at 99.5 %."
 
 
 def test_the_page_names_what_it_shows_and_may_fetch_from_its_server_alone(client: TestClient) -> None:

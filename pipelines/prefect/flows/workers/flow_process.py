@@ -138,7 +138,7 @@ def main() -> None:
     if flow.is_orphan:  # The worker was stopped before it could know of this flow.
         process.terminate()
     code = process.wait()
-    if code == 0:  # else reconciliation settles with this note what the server did not receive
+    if code == 0:  # else reconciliation uses this note to send the server what it did not receive
         forget(home, flow)
     sys.exit(max(code, 0))
 
@@ -160,7 +160,7 @@ def execute() -> None:
     drain()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # At the interpreter's end Prefect would wait minutes for a server that is away.
+    os._exit(code)  # At the interpreter's end Prefect would wait minutes for an unreachable server.
 
 
 def _directory(home: Home) -> Path:

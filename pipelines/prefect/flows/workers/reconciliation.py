@@ -247,7 +247,8 @@ class Reconciliation:
     ) -> bool:
         """Returns whether a worker of another home may be executing the flow run, even if this home submitted it.
 
-        This home's workers have it if one noted its process here, or took or ended the run after the flow run began.
+        A worker of this home has it if that worker noted its process here, or took or ended the run after the flow run
+        began.
         """
         state = state_of(flow_run)
         if state.is_cancelling() and _age(state) < _STARTING:  # Later no process is left to react to it.

@@ -1,6 +1,6 @@
 """`rpg worker`: supervises a Prefect process worker and the flows that it has started.
 
-Prefect's worker ends when the server is away for some minutes; this process restarts it, and its flows continue
+Prefect's worker ends when the server is unreachable for some minutes; this process restarts it, and its flows continue
 meanwhile. When asked to end, this process ends Prefect's worker first, so that no further flow begins, then lets the
 flows save and give their runs back to the queue.
 """

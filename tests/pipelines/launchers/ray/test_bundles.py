@@ -127,7 +127,7 @@ def test_no_cluster_of_another_user_is_found_by_itself(
             raylet = stack.enter_context(subprocess.Popen(command, executable="/bin/sh", user=user, **pipes))
             raylet.stdout.readline()  # it is of its user now
         (finding,) = examine_cluster(Home(tmp_path), experiment({}))
-        assert f" is of user {machine.other}: give launcher.address" in finding.message
+        assert f" belongs to user {machine.other}: set launcher.address" in finding.message
         monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
         (finding,) = examine_cluster(Home(tmp_path), experiment({}))
         assert "Connection refused" in finding.message, "a cluster that is named is asked"

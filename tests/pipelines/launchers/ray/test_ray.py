@@ -130,7 +130,7 @@ def test_a_node_that_is_drained_has_the_run_save_and_go_on_elsewhere(
         output = finish(driver)
     finally:
         cluster.restart(1)
-    assert "about to be taken away; the run saves its state and continues elsewhere" in output
+    assert "about to be removed; the run saves its state and continues elsewhere" in output
     assert ("waiting: the run needs 4 CPU of the Ray cluster, of which " in output) == (ranks == 4)
     launch = json.loads((run / "launch.json").read_text())
     assert {host["address"] for host in launch["hosts"]} == {cluster.hosts[0].address}
@@ -152,7 +152,7 @@ def test_a_command_whose_own_node_is_drained_has_the_run_save_and_ends(
         output = finish(driver, expect=143)
     finally:
         cluster.renew()
-    assert "this command's own node is about to be taken away; the run saves its state and ends: `rpg resume" in output
+    assert "this command's own node is about to be removed; the run saves its state and ends: `rpg resume" in output
     finish(head(cluster, run))
     (_, second) = (json.loads(path.read_text()) for path in sorted((run / "attempts").iterdir()))
     assert second["resumed_from_step"] >= 2

@@ -288,7 +288,7 @@ def test_a_run_on_a_host_whose_clock_is_off_is_asked_to_stop(tmp_path, monkeypat
             assert cancel_run(home, "run-1", 0.0).startswith("run-1 is cancelled")
         else:
             with pytest.raises(
-                NotStoppedError, match="run-1 did not answer: the node elsewhere executes it, and its clock"
+                NotStoppedError, match="run-1 did not answer: the node elsewhere executes it, but that node's clock"
             ):
                 cancel_run(home, "run-1", 0.0)
             assert (home.run("run-1") / "cancel.json").exists(), "it stops when it sees that"

@@ -61,7 +61,7 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
         return str(call(f"{api}/artifacts/tiny/latest", home=lab.home)["data"])
 
     submitting = lab.rpg("submit", str(lab.spec), "--json", overrides=LONG)
-    begun = ["looking at the data and the model", f"submitting tiny to {api}", "  2 of 2 runs submitted"]
+    begun = ["checking the data and the model", f"submitting tiny to {api}", "  2 of 2 runs submitted"]
     assert submitting.err.splitlines() == begun
     submitted = json.loads(submitting.out)
     first, second = submitted
@@ -298,7 +298,7 @@ def test_submitting_without_a_server_says_what_to_do(lab):
     result = lab.rpg("submit", str(lab.spec))
     assert result.code == 2
     assert "no Prefect server" in result.err
-    assert "looking at the data" not in result.err, "its server comes first"
+    assert "checking the data" not in result.err, "its server comes first"
     assert "hint: start one with `rpg up`, or name one with --profile" in result.err
 
 

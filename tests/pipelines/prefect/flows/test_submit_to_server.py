@@ -112,7 +112,7 @@ def test_a_document_is_sent_once_and_its_flow_runs_stay_small(client: Lab, serve
 def test_the_pool_is_the_commands_else_the_specs_and_an_idle_one_is_noted(client: Lab, server: Server) -> None:
     client.spec.write_text(SPEC + "launcher: {type: local, pool: night}\n")
     result = client.rpg("submit", str(client.spec), "--json")
-    assert "no worker takes from the pool night now: `rpg worker --pool night` starts one" in result.err
+    assert "no worker takes runs from the pool night now; `rpg worker --pool night` starts one" in result.err
     by_spec = server.flow_run(json.loads(result.out)[0]["flow_run_id"])
     assert by_spec["work_pool_name"] == "night"
     by_command = server.flow_run(submitted(client, "--pool", "gpu")[0]["flow_run_id"])
@@ -162,11 +162,11 @@ def test_without_the_password_a_command_says_where_to_put_it(
     monkeypatch.delenv("PREFECT_API_AUTH_STRING")
     result = client.rpg(verb, *arguments)
     assert result.code == 2
-    begun = f"looking at the data and the model\nsubmitting tiny to {server.url}\n" if verb == "submit" else ""
+    begun = f"checking the data and the model\nsubmitting tiny to {server.url}\n" if verb == "submit" else ""
     assert result.err == begun + (
         f"the Prefect server at {server.url} requires a user and a password\n"
         "  given: no user and password\n"
-        "  hint: set PREFECT_API_AUTH_STRING=user:password, or name a Prefect profile that has it with --profile\n"
+        "  hint: set PREFECT_API_AUTH_STRING=user:password, or use --profile with a Prefect profile that contains it\n"
         f"1 error; {'its runs continue' if verb == 'cancel' else 'nothing was run'}\n"
     )
 
@@ -189,7 +189,7 @@ def test_a_flow_run_that_was_deleted_on_the_server_cannot_be_cancelled_and_says_
     result = client.rpg("cancel", run["run_id"])
     assert result.code == 2
     assert "the run's flow run was deleted on the server" in result.err
-    assert "hint: no worker will begin it any more; `rpg submit FILE` hands it over again" in result.err
+    assert "hint: no worker will start the run; `rpg submit FILE` submits it again" in result.err
 
 
 @pytest.mark.long

@@ -93,7 +93,9 @@ def test_a_home_that_is_for_a_group_stays_that_groups(tmp_path):
     data.mkdir(parents=True)
     os.chown(home.root, -1, 4242)
     home.root.chmod(0o2770)
-    with pytest.raises(ServiceError, match=r"is for a group; do not run as root, or allow access: chmod"):
+    with pytest.raises(
+        ServiceError, match=r"but only a group can enter .*; do not run as root, or allow access: chmod"
+    ):
         _let_in("nobody", home, data)
     assert (home.root.stat().st_gid, stat.S_IMODE(home.root.stat().st_mode)) == (4242, 0o2770)
 

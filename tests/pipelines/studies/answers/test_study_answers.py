@@ -168,7 +168,7 @@ def test_a_confirmed_best_says_so_and_a_better_baseline_too(home: Home, experime
     data["confirmation"] = confirmation(arms[0], arm(2, [0.4] * 5))
     text = best_spec(home, read_study(home, record(home, data))).text
     assert "the experiment's own values, confirmed" in text
-    assert "no candidate came out above it" in text
+    assert "no candidate beat it" in text
     assert load_text(text)["objective"]["clip"]["low"] == 0.2
 
 

@@ -120,7 +120,7 @@ def test_a_baseline_that_nothing_came_out_above_is_a_candidate_too(home: Home) -
 
 def test_nothing_is_said_before_a_trial_has_finished_or_where_none_keeps_the_constraints(home: Home) -> None:
     assert sentence_of(home, study([trial(0, None), pruned(1, 0.4)])) == "No trial has finished yet."
-    none_keeps = "No trial that finished keeps the constraints."
+    none_keeps = "No finished trial satisfies the constraints."
     assert sentence_of(home, study([trial(0, 0.5, feasible=False)])) == none_keeps
 
 
@@ -201,7 +201,7 @@ def test_runs_of_the_confirmation_that_failed_are_told(home: Home) -> None:
 
 def test_trials_that_all_came_to_the_same_are_told(home: Home) -> None:
     alike = [{**trial, "values": [0.5], "value": 0.5} for trial in SEARCH]
-    assert "trials came to exactly the same value: " in answer(home, StudyRecord.of(study(alike))).note
+    assert "trials have exactly the same value: " in answer(home, StudyRecord.of(study(alike))).note
     assert "exactly the same" not in answer(home, StudyRecord.of(study(SEARCH))).note
 
 
@@ -269,7 +269,8 @@ def test_an_answer_at_fewer_fresh_seeds_makes_the_next_one_more_careful(home: Ho
     widths = [gap.high - gap.low for gap in gaps if gap]
     assert widths[1] > 1.3 * widths[0]
     assert (
-        "Earlier looks at 2, 3 and 4 seeds. Brackets of arms are 95 % intervals, of differences 99.71 %." in later.note
+        "Earlier interim analyses at 2, 3 and 4 seeds. Brackets of arms are 95 % intervals, of differences 99.71 %."
+        in later.note
     )
 
 
@@ -284,7 +285,7 @@ def test_pruned_trials_stand_apart_with_their_reasons_and_what_they_saved(home: 
     assert "<td>below the best half at step 30</td>" in apart
     rows = re.findall(r'<td class="number">(\d+)</td><td class="number">(\d)</td><td class="number">(\d)</td>', text)
     assert rows == [("15", "7", "2"), ("30", "5", "1")]
-    assert "Pruning 3 trials saved about 2250 tokens, by what finished trials took." in text
+    assert "Pruning 3 trials saved about 2250 tokens, estimated from the cost of finished trials." in text
     data["trials"][0]["tokens"] = 100_000  # the baseline prepares for all
     assert "Pruning 3 trials saved about 2250 tokens" in page_of(home, data)
     assert "3 pruned" in text
@@ -299,7 +300,7 @@ def test_several_goals_have_a_front_and_constraints_a_table(home: Home) -> None:
     trials = [both(0, 0.5, 0.01), both(1, 0.6, 0.03), both(2, 0.55, 0.04), both(3, 0.9, 0.2)]
     bound = {"metric": "kl/reverse", "dataset": "", "max": 0.05, "min": None}
     text = page_of(home, study(trials, goals=[GOAL, KL_GOAL], constraints=[bound]))
-    assert "Candidates: trials 1, 0, which no other beats in every goal (not confirmed; the best of 4" in text
+    assert "Candidates: trials 1, 0, which no other trial beats in every goal (not confirmed; the best of 4" in text
     assert "rpg study best clips --trial N" in text
     assert "kl/reverse over mean@8 on two-terms" in text
     assert 'at most 0.05</td><td class="number">3 of 4</td>' in text
