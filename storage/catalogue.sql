@@ -101,7 +101,7 @@ CREATE TABLE trials (
     params JSON,                            -- path in the spec -> the trial's value
     rung INTEGER,                           -- step of the last rung that it reached
     rungs JSON,                             -- step -> value, low, high
-    feasible BOOLEAN,                       -- whether it keeps the constraints
+    feasible BOOLEAN,                       -- whether it satisfies the constraints
     constraints JSON,                       -- constrained metric -> value
     reason VARCHAR,                         -- why it was pruned, failed or cancelled
     tokens DOUBLE,                          -- response tokens sampled for training, over its seeds

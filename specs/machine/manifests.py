@@ -75,7 +75,7 @@ def _difference(directory: Path, name: str, expected: Mapping[str, Any], notes: 
     """Returns how a file differs from its entry; empty if it does not. Raises FileNotFoundError if it does not
     exist."""
     if not is_within(name):
-        return f"{name} is not a file of it"
+        return f"{name} is not one of its files"
     file = directory / name
     if not file.is_file():
         raise FileNotFoundError(file)

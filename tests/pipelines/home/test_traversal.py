@@ -62,7 +62,7 @@ def test_a_manifest_that_names_a_file_elsewhere_is_damaged(tmp_path: Path, absol
     outside.write_text("x")
     name = str(outside) if absolute else "../outside"
     entry = {"sha256": hashlib.sha256(b"x").hexdigest(), "bytes": 1}
-    assert find_damage(directory, {name: entry}) == f"{name} is not a file of it"
+    assert find_damage(directory, {name: entry}) == f"{name} is not one of its files"
 
 
 def test_weights_that_a_damaged_manifest_places_elsewhere_are_not_removed(tmp_path: Path) -> None:
