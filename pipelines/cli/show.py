@@ -241,7 +241,7 @@ def _certificate(certificate: Mapping[str, Any], when: str) -> None:
     ]
     claim = {"always": "exact always", "on_policy": "exact on policy", "never": "no claim"}[certificate["claim"]]
     verdict = "" if certificate["claim"] == "never" else ", holds" if certificate["holds"] else ", DOES NOT HOLD"
-    title = f"Certificate{when}: {claim}{verdict}; held against {certificate['claimed']}"
+    title = f"Certificate{when}: {claim}{verdict}; checked against {certificate['claimed']}"
     print(f"\n{title}\n{certificate['meaning']}")
     print_table(tuple(findings[0]), [list(finding.values()) for finding in findings])
 

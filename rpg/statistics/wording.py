@@ -45,10 +45,10 @@ def of_runs_like_these(num_seeds: int) -> str:
 
     Example:
         >>> of_runs_like_these(5)
-        'So gains a run that does not collapse; 5 seeds allow for up to 45 % of runs that do.'
+        'That holds for runs that do not collapse; 5 seeds allow for up to 45 % of runs that do.'
     """
     share = 100 * (1 - (1 - _CONFIDENT) ** (1 / num_seeds))
-    return f"So gains a run that does not collapse; {num_seeds} seeds allow for up to {share:.0f} % of runs that do."
+    return f"That holds for runs that do not collapse; {num_seeds} seeds allow for up to {share:.0f} % of runs that do."
 
 
 def sentence(

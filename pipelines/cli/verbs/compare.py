@@ -27,7 +27,7 @@ _MOST_FIELDS, _MOST_ROWS = 6, 10
 """Numbers of differing fields and of rows of results on one screen. The first ones are shown."""
 _FIGURES = 3
 """Number of columns that every table for a paper has: result, group and value."""
-_SURE = "accuracy or score that is told from it below (of so many other figures some intervals exclude 0 by chance)"
+_SURE = "an accuracy or score that differs by the verdict above (of so many other figures, some differ by chance)"
 
 
 def compare(

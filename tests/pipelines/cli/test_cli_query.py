@@ -581,7 +581,7 @@ def test_a_run_shows_its_certificate(call: Call, home: Path) -> None:
     certificate = json.loads(json.dumps(certify(parse_objective({"type": "grpo"})).as_json()))
     write_json(home / "runs" / "sums-s0-aaaa1111" / "certificate.json", certificate)
     out = call("show", "aaaa", "--all")[1]
-    assert "Certificate: no claim; held against expected reward less the reverse KL of each token" in out
+    assert "Certificate: no claim; checked against expected reward less the reverse KL of each token" in out
     assert re.search(r"on policy +apart +25 % .* forward KL of each token", out)
     assert json.loads(call("show", "aaaa", "--json")[1])["certificate"] == certificate
 

@@ -503,7 +503,7 @@ def test_where_one_seed_stands_apart_the_headline_says_what_was_seen_and_claims_
         return found.text
 
     assert told(steady).startswith("Accuracy on d rose from ")
-    scope = "So gains a run that does not collapse; 6 seeds allow for up to 39 % of runs that do."
+    scope = "That holds for runs that do not collapse; 6 seeds allow for up to 39 % of runs that do."
     assert told(steady).endswith(f"]. {scope}")
     assert scope not in told(dict.fromkeys(run_ids, np.array([*base.values()])))
     apart = told(steady | {run_ids[2]: np.zeros(100)})
