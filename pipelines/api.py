@@ -37,6 +37,10 @@ class RunError(RpgError):
     """Error raised if at least one run failed. `Job.outcome` has the results of the others."""
 
 
+_FIGURES = ("before", "after", "gain", "against_first", "value", "low", "high")
+"""Columns of a table that hold figures, and beginnings of the names of those that hold their intervals."""
+
+
 def load(
     spec: Spec,
     *,
@@ -297,11 +301,14 @@ class Outcome(_Told):
                 }
                 for trial in self._study.trials
             ]
-            return pd.DataFrame(rows)
-        from pipelines.report.answer import outcomes_of
-        from pipelines.report.answer.rows import outcome_rows
+        else:
+            from pipelines.report.answer import outcomes_of
+            from pipelines.report.answer.rows import outcome_rows
 
-        return pd.DataFrame(outcome_rows(outcomes_of(self._answered[1])))
+            rows = outcome_rows(outcomes_of(self._answered[1]))
+        frame = pd.DataFrame(rows)
+        # Numbers with NaN, also in a column of which all are missing.
+        return frame.astype({name: float for name in frame if str(name).startswith(_FIGURES)})
 
     def metrics(self, *names: str) -> "pd.DataFrame":
         """Returns the metrics of training as rows: run_id, seed, the matrix fields' values, step, name, value,

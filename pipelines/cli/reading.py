@@ -108,8 +108,8 @@ def print_waiting_elsewhere(reading: Reading, run_ids: Sequence[str]) -> None:
     """Warns on stderr about runs that were submitted to another server: this home may never see them start."""
     from pipelines.prefect.server.api import running_services
 
-    services = running_services(reading.home)
     states = [read_state(reading.home, run_id) for run_id in run_ids] if reading.record is None else []
     waiting = {state["api_url"] for state in states if state.get("status") == "pending" and state.get("api_url")}
+    services = running_services(reading.home) if waiting else None
     for url in waiting - {services.url if services else ""}:
         print(f"submitted to {url}; if its workers have another home, add --profile {url}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """Runs as rows of a list, and a full description of one run."""
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,7 @@ def _answer_and_diagnosis(home: Home, store: "Store", run: Run) -> tuple[str, li
     return answer, [asdict(finding) for finding in findings_of(run, curves, failed)]
 
 
-def print_run(run: dict[str, Any], *, whole: bool = False) -> None:
+def print_run(run: dict[str, Any], *, whole: bool = False, profile: str = "") -> None:
     """Prints a run's data for people, on one screen or as a `whole`."""
     print(
         f"{run['run_id']}  {run['status']}"
@@ -140,10 +141,10 @@ def print_run(run: dict[str, Any], *, whole: bool = False) -> None:
     if whole:
         _print_whole(run)
     else:
-        _print_short(run)
+        _print_short(run, profile)
 
 
-def _print_short(run: dict[str, Any]) -> None:
+def _print_short(run: dict[str, Any], profile: str) -> None:
     """Prints the learning settings, the metrics of the last step, the last problems, and next commands."""
     from specs.metrics import progress_text
 
@@ -155,14 +156,17 @@ def _print_short(run: dict[str, Any]) -> None:
         print(f"\nstep {max(row['step'] for row in run['metrics'])}: {told}")
     _table("Trouble", run["trouble"][-_FEW:], ("step", "kind", "message"))
     print("\nnext")
-    commands = _next(run)
+    commands = _next(run, profile)
     width = max(map(len, commands))
     for command, why in commands.items():
         print(f"  {command:<{width}}  {why}")
 
 
-def _next(run: dict[str, Any]) -> dict[str, str]:
-    """Returns useful next commands, and their purposes."""
+def _next(run: dict[str, Any], profile: str) -> dict[str, str]:
+    """Returns useful next commands, and their purposes. For a run of a server's record, only commands that read it."""
+    if profile:
+        commands = {command: why for command, why in _next(run, "").items() if not command.startswith("rpg resume ")}
+        return {f"{command} --profile {shlex.quote(profile)}": why for command, why in commands.items()}
     run_id = run["run_id"]
     commands = {f"rpg show {run_id} --all": "spec, stages, metrics, evaluations, certificate, files"}
     match run["status"]:

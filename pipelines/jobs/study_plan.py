@@ -93,10 +93,13 @@ def _cost_table(data: dict[str, Any]) -> Any:
     for title in ("", *(title for title, _ in columns)):
         table.add_column(title, justify="right" if title else "left", no_wrap=True)
     for name, title in _COSTS.items():
-        hours = data["search"]["worst"]["gpu_hours"]
-        if name != "gpu_hours" or (hours or 0) >= SMALL_GPU_HOURS:
+        if name != "gpu_hours" or _shows_gpu_hours(data):
             table.add_row(title, *(_number(cost[name]) for _, cost in columns))
     return table
+
+
+def _shows_gpu_hours(data: dict[str, Any]) -> bool:
+    return (data["search"]["worst"]["gpu_hours"] or 0) >= SMALL_GPU_HOURS
 
 
 def _lines(document: StudyDocument, data: dict[str, Any]) -> list[str]:
@@ -107,8 +110,9 @@ def _lines(document: StudyDocument, data: dict[str, Any]) -> list[str]:
     lines = [
         "bounds    tokens are upper bounds: every response has its full length, and every group that"
         " may be sampled again is counted",
-        f"          GPU hours are estimates for that number of tokens, {evaluation}",
     ]
+    if _shows_gpu_hours(data):
+        lines.append(f"          GPU hours are estimates for that number of tokens, {evaluation}")
     lines += [f"search    {data['trials']} trials, each with {seeds}; sampler {data['sampler']}, {_pruner(data)}"]
     if study.confirm:
         number = study.confirm.candidates

@@ -71,7 +71,7 @@ _LOOK: Layer = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Chart:
     """A picture of values. A page and a notebook show it directly."""
 
@@ -91,6 +91,9 @@ class Chart:
     """The chart's name in scripts and files: `reward/mean`, `accuracy/held_out`."""
     key: str = ""
     """The field whose values label the lines, for the legend: `clip.high`."""
+
+    def __repr__(self) -> str:
+        return f"<chart {self.name}: {self.title}>"
 
     def over(self, layers: Sequence[Layer]) -> "Chart":
         """Returns the chart with these layers behind its own."""

@@ -79,15 +79,12 @@ def set_aside(study: Study, trials: Sequence[Trial]) -> dict[str, float]:
     the baseline's cost, or at the mean of finished trials if the baseline has none. Empty without a confirmation, and
     until a trial has finished."""
     finished = [trial for trial in trials if trial.values is not None]
-    costing = [trial.about for trial in finished if trial.baseline] or [trial.about for trial in finished]
+    costing = [trial for trial in finished if trial.baseline] or finished
     if study.confirm is None or not costing:
         return {}
-    measured = sum(len(about.get("run_ids", ())) for about in costing)
+    measured = sum(len(trial.about.get("run_ids", ())) for trial in costing)
     runs = (study.confirm.candidates + 1) * study.confirm.seeds / max(1, measured)
-    costs = {
-        name: runs * sum(float(about.get(name, 0.0)) for about in costing)
-        for name in ("tokens", "gpu_hours", "seconds")
-    }
+    costs = {name: runs * sum(trial.own_cost(name) for trial in costing) for name in ("tokens", "gpu_hours", "seconds")}
     # Workers share the runs, and therefore the hours.
     return {**costs, "hours": costs.pop("seconds") / 3600 / study.parallel}
 

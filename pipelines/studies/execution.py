@@ -1,7 +1,8 @@
 """Execution of one trial: runs its experiment, and measures the results in the record."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from pipelines.home.home import Home
@@ -47,6 +48,8 @@ class Result:
     constraints: Mapping[str, float] | None = None
     tokens: float = 0.0
     gpu_hours: float = 0.0
+    shared_seconds: float = 0.0
+    """Time that the task spent on data and base model, which all trials share."""
     reason: str = ""
     """The reason why there is no value."""
     at_fault: bool = False
@@ -90,7 +93,7 @@ def run_task(task: Task, document: StudyDocument, home: Home, execute: Execute) 
         SpecError: the experiment names a missing file or model, independent of the trial's values.
         StudyInterruptedError: asked to stop.
     """
-    trial = task.trial
+    trial, began = task.trial, datetime.now(UTC)
     seeds = conditions.trial_seeds(document.study, document.experiment.experiment.seeds)
     try:
         trial_experiment = trial_document(document, trial, [trial.about["seed"]] if task.confirming else seeds)
@@ -109,10 +112,12 @@ def run_task(task: Task, document: StudyDocument, home: Home, execute: Execute) 
     with Store.open(home.root) as store:
         tokens = measures.sampled_tokens(store, home, run_ids)
         if cancelled := [outcome.run.run_id for outcome in outcomes if outcome.status == "cancelled"]:
-            return Result(run_ids, tokens=tokens, reason=f"{cancelled[0]} was cancelled", cancelled=True)
-        if failed := [outcome for outcome in outcomes if outcome.status not in ("finished", "paused")]:
-            return _failure(run_ids, failed[0], tokens)
-        return _measured(task, document, home, store, run_ids, tokens)
+            result = Result(run_ids, tokens=tokens, reason=f"{cancelled[0]} was cancelled", cancelled=True)
+        elif failed := [outcome for outcome in outcomes if outcome.status not in ("finished", "paused")]:
+            result = _failure(run_ids, failed[0], tokens)
+        else:
+            result = _measured(task, document, home, store, run_ids, tokens)
+        return replace(result, shared_seconds=measures.shared_seconds(store, run_ids, began))
 
 
 def _refused_formula(document: StudyDocument, trial: Trial) -> str:

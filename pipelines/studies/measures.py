@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from pipelines.home.home import Home
 from pipelines.report.answer.costs import measured_by
@@ -71,6 +72,15 @@ def sampled_tokens(store: Store, home: Home, run_ids: Sequence[str]) -> float:
         training = recorded_spec(home.run(run_id)).training
         total += lengths * training.prompts_per_step * training.group_size
     return total
+
+
+def shared_seconds(store: Store, run_ids: Sequence[str], since: datetime) -> float:
+    """Returns the seconds that the runs have spent since then on data and base model, which all trials share."""
+    query = (
+        "SELECT coalesce(sum(epoch(ended_at - started_at)), 0) FROM stages WHERE list_contains(?, run_id) "
+        "AND stage IN ('data', 'base') AND NOT cached AND started_at >= ?"
+    )
+    return float(store.query(query, [list(run_ids), since]).rows[0][0])
 
 
 def _evaluated(

@@ -287,6 +287,9 @@ class _StudyWorker:
         spent = float(task.trial.about.get("seconds", 0.0)) + seconds
         gpus = _gpus(self.document.experiment.experiment)
         ledger.note(trial, run_ids=list(result.run_ids), seconds=spent, gpu_hours=spent * gpus / 3600)
+        if result.shared_seconds:
+            shared = float(task.trial.about.get("shared_seconds", 0.0)) + result.shared_seconds
+            ledger.note(trial, shared_seconds=shared)
         if result.tokens:
             ledger.note(trial, tokens=result.tokens)
         if result.constraints is not None:

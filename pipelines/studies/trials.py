@@ -93,6 +93,13 @@ class Trial:
         """Returns the number of restarts after failures that the trial's values did not cause."""
         return int(self.about.get("attempts", 0))
 
+    def own_cost(self, name: str) -> float:
+        """Returns the trial's tokens, gpu_hours or seconds, without the time for data and base model: whichever trial
+        makes those, makes them for all."""
+        cost, seconds = float(self.about.get(name, 0.0)), float(self.about.get("seconds", 0.0))
+        shared = min(float(self.about.get("shared_seconds", 0.0)), seconds)
+        return cost * (1 - shared / seconds) if shared and name != "tokens" else cost
+
 
 @dataclass(frozen=True, slots=True)
 class ForeignResult:
@@ -143,14 +150,14 @@ def read_trial(frozen: "FrozenTrial", is_held: Callable[[int], bool], began: str
 
 
 def seconds_left(trials: Sequence[Trial], wanted: int) -> float:
-    """Returns the seconds that unfinished trials still take, if each takes the mean time of the ended trials and as
-    many run at a time as now; 0 if no trial has ended.
+    """Returns the seconds that unfinished trials still take, if each takes the mean own time of the ended trials and
+    as many run at a time as now; 0 if no trial has ended.
 
     Args:
         trials: trials of the search that have begun.
         wanted: total number of wanted trials.
     """
-    took = [float(trial.about.get("seconds", 0.0)) for trial in trials if trial.ended]
+    took = [trial.own_cost("seconds") for trial in trials if trial.ended]
     at_once = max(1, sum(trial.state == "running" for trial in trials))
     return fmean(took) * max(0, wanted - len(took)) / at_once if took else 0.0
 

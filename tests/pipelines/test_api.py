@@ -127,11 +127,13 @@ def test_an_outcome_has_verdict_runs_table_and_figures(root: Path, spec: dict[st
     assert outcome.verdict.text
     assert [run.seed for run in outcome.runs] == [0, 1]
     assert outcome.table()["dataset"].tolist() == ["sums"]
+    assert {str(kind) for kind in outcome.table().filter(like="gain").dtypes} == {"float64"}, "missing ones too"
     assert {"reward/mean", "accuracy/sums"} <= outcome.figures.keys()
     with pytest.raises(RpgError, match=r"there is no figure 'rewards'; there are: .*reward/mean"):
         outcome.figure("rewards")
     assert "<svg" in outcome._repr_html_()
     assert [row["step"] for row in outcome.figure("reward/mean").rows()][:3] == [1.0, 2.0, 3.0]
+    assert repr(outcome.figure("reward/mean")) == "<chart reward/mean: Reward, mean of a step>"
 
 
 def test_an_outcome_gives_its_metrics_as_rows_and_as_columns(root: Path, spec: dict[str, Any]) -> None:
@@ -374,4 +376,5 @@ def test_a_studys_outcome_is_read_from_its_record(root: Path) -> None:
     write_json(root / "studies" / "clips" / "study.json", study(trials))
     outcome = Outcome(Home(root), "clips", "Which clip?", ())
     assert outcome.table()["value"].tolist() == pytest.approx([0.4, 0.41, 0.42])
+    assert str(outcome.table()["low"].dtype) == "float64"
     assert outcome.verdict.text

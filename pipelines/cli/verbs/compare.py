@@ -61,7 +61,8 @@ def compare(
     if as_json or kind is TableFormat.json:
         print_json(comparison.to_json())
     elif kind is TableFormat.table:
-        _print(comparison, names, Choice(rows or (), digits), whole=everything)
+        again = shlex.join([*names, *(["--profile", profile] if profile else [])])
+        _print(comparison, again, Choice(rows or (), digits), whole=everything)
     else:
         typer.echo(result_text(comparison, kind, Choice(rows or (), digits), safe=safe_csv), nl=False)
 
@@ -138,7 +139,8 @@ def _range(counts: Sequence[int]) -> str:
     return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
-def _print(comparison: RunComparison, names: Sequence[str], choice: Choice, *, whole: bool) -> None:
+def _print(comparison: RunComparison, again: str, choice: Choice, *, whole: bool) -> None:
+    """Prints the comparison. `again`: the command's arguments, to be called again with more options."""
     import sys
 
     from rich.text import Text
@@ -165,7 +167,7 @@ def _print(comparison: RunComparison, names: Sequence[str], choice: Choice, *, w
     if len(comparison.groups) > 1:
         console.print(f"Second lines: difference from the first column; * {_SURE}.")
     if left := len(fields) - len(shown) + len(every) - len(short):
-        console.print(Text(f"\nnext\n  rpg compare {shlex.join(names)} --all  {left} more rows"))
+        console.print(Text(f"\nnext\n  rpg compare {again} --all  {left} more rows"))
 
 
 def _on_one_screen(comparison: RunComparison, row: str) -> bool:

@@ -26,7 +26,7 @@ def runs(
     """Lists the runs, newest last. The reward is the mean over the last ten steps."""
     from pipelines.cli.disk import disk_rows, in_words, shared_bytes, size_text
     from pipelines.cli.output import print_rows
-    from pipelines.cli.reading import is_starting, reading
+    from pipelines.cli.reading import is_starting, print_waiting_elsewhere, reading
     from pipelines.cli.show import list_runs
     from pipelines.home.starting import starting
     from pipelines.home.versions import runs_of, split_name
@@ -41,6 +41,7 @@ def runs(
         if version:
             of_version = runs_of(record.home, f"{name}@{version}")
             rows = [row for row in rows if row[0] in of_version]
+        print_waiting_elsewhere(record, [row[0] for row in rows if "pending" in row])
         if disk:
             columns, rows = disk_rows(record.home, [row[0] for row in rows])
             if not as_json:

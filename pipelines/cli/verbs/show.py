@@ -32,7 +32,7 @@ def show(
     """
 
     from pipelines.cli.output import print_json, print_rows
-    from pipelines.cli.reading import reading
+    from pipelines.cli.reading import print_waiting_elsewhere, reading
     from pipelines.cli.show import describe_run, print_run
     from pipelines.home.runs import find_run
     from storage.provenance import COLUMNS, provenance_rows
@@ -59,7 +59,8 @@ def show(
             print_rows(columns, cells, as_json=as_json)
             return
         described = describe_run(record.home, run_id)
+        print_waiting_elsewhere(record, [run_id])
     if as_json:
         print_json(described)
     else:
-        print_run(described, whole=everything)
+        print_run(described, whole=everything, profile=profile)

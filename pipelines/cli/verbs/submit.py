@@ -32,6 +32,8 @@ def submit(
     that the spec names has changed, or a run has failed.
     """
     import json
+    import shlex
+    import sys
 
     from pipelines.home.home import Home
     from pipelines.jobs import submit as jobs
@@ -50,3 +52,6 @@ def submit(
         return
     for entry in submitted:
         print(f"{entry.run_id}  {entry.link}")
+    if profile:
+        name = shlex.quote(document.experiment.name)
+        print(f"follow it: rpg watch {name} --profile {shlex.quote(profile)}", file=sys.stderr)

@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from http.client import HTTPException
@@ -336,7 +337,10 @@ def _import_prefect(home: Home, url: str) -> None:
     if "prefect" not in sys.modules:
         # Without the password: Prefect in this process needs it, but processes that this one starts must not get it.
         os.environ.update(client_environment(home, url) | _SILENT)
-        import prefect.main  # noqa: F401
+        with warnings.catch_warnings():
+            # Prefect does without its directory, and a command that the server refuses creates no home.
+            warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
+            import prefect.main  # noqa: F401
 
 
 @contextlib.contextmanager

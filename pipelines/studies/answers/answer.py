@@ -354,10 +354,11 @@ def _search_note(record: StudyRecord) -> str:
     if best_trial(record) is None:
         return ""
     of_one = " One seed: the interval covers no new training runs." if len(record.seeds) == 1 else ""
+    # While it searches, the record does not say whether a confirmation follows.
+    again = " With `confirm` in its file, a study runs its best trials again on fresh seeds."
     return (
         f"Brackets are {level_words(record.confidence)} intervals of the trial by itself, not corrected for"
-        " the choice of the best."
-        f"{of_one} With `confirm` in its file, a study runs its best trials again on fresh seeds."
+        f" the choice of the best.{of_one}{again if record.status == 'finished' else ''}"
     )
 
 

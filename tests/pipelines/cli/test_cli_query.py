@@ -19,6 +19,7 @@ from typing import Literal
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from places import ROOT
 from recorded_home import record_conversation, record_evaluated_conversation
 from waiting import wait_for
 
@@ -429,6 +430,11 @@ def test_runs_are_listed(call: Call, home: Path) -> None:
         ("sums-s0-aaaa1111", {"objective.kl_coef": 0.01}, 0.5),
         ("sums-s1-bbbb2222", {"objective.kl_coef": 0.01}, 0.5),
     ]
+    path = home / "runs/sums-s1-bbbb2222/state.json"
+    write_json(path, json.loads(path.read_text()) | {"status": "pending", "api_url": "http://team:4200/api"})
+    for verb in (("runs",), ("show", "sums-s1")):
+        elsewhere = "submitted to http://team:4200/api; if its workers have another home, add --profile"
+        assert elsewhere in call(*verb)[2], "this home may never see it start"
     assert call("runs", "--status", "failed") == (0, "", f"no failed runs in {home}\n")
     assert json.loads(call("runs", "--experiment", "other", "--json")[1]) == []
 
@@ -455,6 +461,12 @@ def test_a_run_is_shown_whole(call: Call, home: Path) -> None:
     assert shown["evaluations"][-1]["ci_high"] == pytest.approx(0.75)
     assert shown["files"]["best weights"] == f"{home}/runs/sums-s0-aaaa1111/weights/step-000010"
     assert shown["files"]["log of train"].endswith("logs/train.log")
+
+
+def test_a_submission_to_a_server_says_how_to_follow_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.jobs.submit.submit", lambda *_, **__: [])
+    _, _, err = call("submit", str(ROOT / "specs/experiments/quickstart.yaml"), "--profile", "http://team:4200/api")
+    assert err == "follow it: rpg watch quickstart --profile http://team:4200/api\n"
 
 
 def test_a_run_is_shown_on_one_screen_with_what_to_ask_next(call: Call, home: Path) -> None:

@@ -106,8 +106,10 @@ def test_runs_of_one_name_are_told_apart_by_what_was_set(tmp_path: Path, capsys:
         "sums-b": "seed 0, training.steps 100",
         "sums-other": "seed 1",
     }
-    print_run(describe_run(home, "sums-b"))
-    assert "sums: seed 0, training.steps 100\n" in capsys.readouterr().out
+    print_run(describe_run(home, "sums-b"), profile="https://prefect.example.org/api")
+    out = capsys.readouterr().out
+    assert "sums: seed 0, training.steps 100\n" in out
+    assert "\n  rpg compare sums --profile https://prefect.example.org/api " in out
     assert "training.steps 100" in write_run_report(home, "sums-b").read_text().partition("<section")[0]
     labels = [group.label for group in compare(home, ["sums-a", "sums-b"]).groups]
     assert labels == ["training.steps 60", "training.steps 100"]

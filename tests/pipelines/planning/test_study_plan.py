@@ -129,6 +129,7 @@ def test_the_command_shows_space_cost_and_what_is_done(tmp_path: Path, monkeypat
     ends = f"budget the search ends after 2 M response tokens or 3 hours, {aside}; trials in progress are finished"
     assert ends in lines
     assert "shared data RUN, base RUN" in lines
+    assert not [line for line in lines if line.startswith("GPU hours")], "too few to be shown"
     assert not [line for line in lines if line.startswith("done")]
     arms = arm(0, [0.5] * 5), arm(1, [0.5, 0.6, None, None, None])
     record(home, study([trial(0, 0.5), trial(1, 0.6), pruned(2, 0.4)], confirmation=confirmation(*arms)))

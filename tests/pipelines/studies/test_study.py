@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from places import ROOT, TESTS
+from recorded_home import START, record_run
 from tiny_study import STUDY, Evaluator, load_study, write_study
 
 from pipelines.home.home import Home
@@ -20,6 +22,7 @@ from pipelines.planning.plan import make_plan
 from pipelines.prefect.flows.experiment import RunOutcome
 from pipelines.processes.supervisor import StageError
 from pipelines.studies.execution import Task, run_task
+from pipelines.studies.measures import shared_seconds
 from pipelines.studies.study import run_study
 from pipelines.studies.trials import State, StudyInterruptedError, Trial, Work, seconds_left
 from specs import SpecError, load_study_document
@@ -97,6 +100,15 @@ def test_trials_that_are_under_way_share_what_is_left() -> None:
     assert seconds_left([*ended, trial(2, "paused", seconds=20.0)], wanted=3) == 60
     assert seconds_left(ended, wanted=2) == 0
     assert seconds_left(under_way, wanted=6) == 0
+    maker = trial(0, "finished", seconds=240.0, shared_seconds=210.0)
+    assert seconds_left([maker], wanted=6) == 5 * 30, "no other trial makes data and base model again"
+
+
+def test_making_data_and_base_model_is_no_cost_of_the_trials_after(home: Home) -> None:
+    record_run(home, "sums-s0")  # its data are cached, its base model took from 2.5 s to 64 s
+    with Store.open(home.root) as store:
+        assert shared_seconds(store, ["sums-s0"], START) == 61.5
+        assert shared_seconds(store, ["sums-s0"], START + timedelta(seconds=10)) == 0, "an earlier call's"
 
 
 def test_the_first_trial_has_the_experiments_own_values(home: Home, tmp_path: Path) -> None:

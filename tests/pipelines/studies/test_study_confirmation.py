@@ -14,11 +14,11 @@ from pipelines.home.home import Home
 from pipelines.studies import confirmation
 from pipelines.studies.answers.answer import Answer, answer
 from pipelines.studies.answers.results import StudyRecord
-from pipelines.studies.confirmation import Look, may_win, progress, rounds, share_of
+from pipelines.studies.confirmation import Look, may_win, progress, rounds, set_aside, share_of
 from pipelines.studies.execution import Result
 from pipelines.studies.ledger import TrialLedger
 from pipelines.studies.storage import open_storage
-from pipelines.studies.trials import Score, Trial
+from pipelines.studies.trials import Score, Trial, Work
 from specs.study_document import StudyDocument
 
 Value = Callable[[Trial, int], float]
@@ -181,6 +181,13 @@ def test_a_budget_sets_aside_what_the_confirmation_may_cost_at_most(
     confirmed(monkeypatch, home, document, with_gain(0.02, luck=0.05))
     trials = json.loads((home.study("quick") / "study.json").read_text())["trials"]
     assert len(trials) == 12, "2,000 less eight runs of 100"
+
+
+def test_the_confirmation_is_not_expected_to_make_data_and_base_model_again(tmp_path: Path) -> None:
+    about = {"run_ids": ["a"], "tokens": 100.0, "gpu_hours": 2.0, "seconds": 3600.0, "shared_seconds": 1800.0}
+    baseline = Trial(0, 0, "finished", {}, True, Work(), {}, (0.5,), {}, about)
+    costs = set_aside(study(tmp_path, confirm={"candidates": 1, "seeds": 4}).study, [baseline])
+    assert (costs["tokens"], costs["gpu_hours"], costs["hours"]) == (800, 8, 4)
 
 
 def test_the_mean_of_finished_trials_is_set_aside_where_the_baseline_failed(

@@ -47,6 +47,19 @@ from specs.machine.files import read_json, write_json
 from specs.machine.liveness import is_alive
 
 
+def test_a_client_without_a_home_is_not_warned_of_that(tmp_path):
+    code = f"""
+from pathlib import Path
+from pipelines.home.home import Home
+from pipelines.prefect.server.api import client_settings
+with client_settings(Home(Path({str(tmp_path / "home")!r})), "http://127.0.0.1:{free_port()}/api"):
+    print("connected")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (result.stdout, result.stderr) == ("connected\n", "")
+    assert not (tmp_path / "home").exists()
+
+
 @pytest.mark.more
 def test_an_embedded_server_answers_and_is_gone_afterwards(tmp_path):
     server = EmbeddedServer(Home(tmp_path))

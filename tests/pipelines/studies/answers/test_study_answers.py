@@ -253,7 +253,14 @@ def test_a_study_is_shown_on_one_screen(home: Home, monkeypatch: pytest.MonkeyPa
     assert text.startswith("clips: finished, trials 5/5, 1 pruned, maximize ")
     assert "Candidate: " in text
     assert "0 (baseline)" in text
+    assert "With `confirm` in its file, " in text
     assert text.endswith("  rpg study best clips -o clips-best.yaml\n\n")
+
+
+def test_a_study_that_may_still_confirm_is_not_told_to(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(home, monkeypatch, trials=SEARCH, trials_wanted=8, status="searching")
+    assert "Candidate: " in text
+    assert "confirm` in its file" not in text
 
 
 def test_a_study_that_is_confirmed_says_how_far_that_is(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
