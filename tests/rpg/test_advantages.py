@@ -170,7 +170,7 @@ def test_a_penalty_in_the_reward_without_logprobs_is_refused() -> None:
     assert rloo.penalizes_reward
     assert not objective({"type": "grpo"}).penalizes_reward
     assert not objective({"type": "rpg"}).penalizes_reward
-    with pytest.raises(ValueError, match="needs old_logprobs"):
+    with pytest.raises(ValueError, match="needs `old_logprobs`"):
         token_advantages(rloo, Advantage(), rewards=REWARDS[:2], group_ids=GROUPS[:2], lengths=LENGTHS)
 
 

@@ -30,7 +30,7 @@ def certify(
     if an objective's claim to be exact is false, 2 if the false claim is a formula's.
     """
     if file is None and overrides:
-        raise typer.BadParameter("the option overrides a field of a spec; name the spec file too", param_hint="--set")
+        raise typer.BadParameter("name the spec file, of which this option overrides a field", param_hint="--set")
     import json
 
     from specs.machine.parent import before_torch

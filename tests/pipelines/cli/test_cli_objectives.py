@@ -97,7 +97,7 @@ def test_a_weight_that_is_wrong_ends_with_exit_code_1(monkeypatch: pytest.Monkey
 def test_an_override_without_a_spec_is_refused() -> None:
     result = CliRunner().invoke(app, ["certify", "--set", "objective.kl_coef=1"])
     assert result.exit_code == 2
-    assert "name the file" in result.output
+    assert "name the spec file" in result.output
 
 
 FORMULA = """\

@@ -340,7 +340,7 @@ def test_gradients_name_the_steps_that_they_can_be_taken_at(home: Home) -> None:
     assert [entry["step"] for entry in replay.gradients] == [1, 3]
     assert [entry["grad_norm"] for entry in replay.gradients] == [None, None], "a mean over four updates"
     assert any(sentence.startswith("the grad_norm on record") for sentence in replay.left_out)
-    message = "checkpoints are kept at steps 2, 3; --step 1 or 3 can be taken"
+    message = "checkpoints are kept at steps 2, 3; use --step 1 or 3"
     with pytest.raises(NoWeightsError, match=message):
         replays_of(home, gradients=Moment.start, only=(2,))
 

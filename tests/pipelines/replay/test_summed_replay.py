@@ -80,7 +80,7 @@ def test_an_objective_with_a_sum_is_replayed_at_the_steps_whose_weights_are_kept
     assert any(words.startswith("step 2: tiny: the checkpoint of step 1") for words in replay.left_out)
     with pytest.raises(NoWeightsError, match="the checkpoint of step 1 is needed; checkpoints are kept at steps 2, 3"):
         replays_of(without_first, [FULL], only=(2,))
-    with pytest.raises(NoWeightsError, match=r"of that step and of the one before; .*; --step 3 can be taken"):
+    with pytest.raises(NoWeightsError, match=r"of that step and of the one before; .*; use --step 3"):
         replays_of(without_first, [FULL], gradients=Moment.end, only=(2,))
     (without_first.run("tiny").parents[2] / "base").rename(without_first.root / "elsewhere")
     with pytest.raises(NoWeightsError, match="the base model is no longer at"):

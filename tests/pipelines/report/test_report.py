@@ -184,7 +184,7 @@ def test_distributions_are_the_quantiles_of_what_was_recorded(tmp_path: Path) ->
     assert line["low"][1] <= line["low2"][1] <= line["y"][1] <= line["high2"][1] <= line["high"][1]
     assert chart_of(text, "Ratio of a token")
     assert "Reward of a response" not in [spec["title"] for spec in charts_of(text)]
-    assert "rewards take two values or one" in text
+    assert "rewards take at most two values" in text
 
 
 def test_the_best_the_worst_and_the_most_changed_responses_are_shown_by_token(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_after_an_interrupted_matrix_the_experiments_command_is_next_and_after_a
 
 
 def test_more_samples_are_proposed_only_where_answers_vary(home: Home) -> None:
-    for temperature, proposed in (("1.0", "--set evaluation.samples_per_problem=..."), ("0", "more problems")):
+    for temperature, proposed in (("1.0", "--set evaluation.samples_per_problem=..."), ("0", "add problems to")):
         settings = [f"evaluation.temperature={temperature}", "evaluation.samples_per_problem=1"]
         document = load_evaluation(ROOT / "specs/evaluations/chance.yaml", settings)
         run = make_plan(document, home).runs[0]

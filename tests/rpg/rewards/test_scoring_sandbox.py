@@ -116,8 +116,8 @@ def test_a_response_that_changes_its_scorer_changes_no_later_score() -> None:
     )
     with WorkerPool(evaluating(), workers=1) as pool:
         _, wrong, right = pool.score([PROBLEM] * 3, [code(every_mark_is_full), "0", PROBLEM.answer])
-    assert wrong == Score(0.0, False)
-    assert right == Score(1.0, True)
+    assert wrong == Score(0.0, False, "0")
+    assert right == Score(1.0, True, PROBLEM.answer)
 
 
 def test_what_a_sealed_process_started_ends_with_it() -> None:

@@ -115,7 +115,7 @@ def test_before_confirmation_the_answer_is_a_candidate(home: Home) -> None:
 
 def test_a_baseline_that_nothing_came_out_above_is_a_candidate_too(home: Home) -> None:
     data = study([trial(0, 0.7), trial(1, 0.6)])
-    assert sentence_of(home, data).startswith("Candidate: the experiment's own values, which no other trial came out")
+    assert sentence_of(home, data).startswith("Candidate: the experiment's own values, which no other trial beat")
 
 
 def test_nothing_is_said_before_a_trial_has_finished_or_where_none_keeps_the_constraints(home: Home) -> None:

@@ -289,7 +289,7 @@ def test_engines_that_would_be_reached_in_two_ways_are_the_specs_mistake(
 ) -> None:
     place_rank(monkeypatch, {"LOCAL_RANK": "0", "LOCAL_SIZE": "4"})
 
-    with pytest.raises(SpecError, match="are those of the ranks that they serve, and some are others") as caught:
+    with pytest.raises(SpecError, match="mixes GPUs of the ranks that the engines serve with other GPUs") as caught:
         engine_gpus(dedicated(**fields))
 
     assert caught.value.issues[0].path == ("rollout", "engine_gpus")
