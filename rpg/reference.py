@@ -309,7 +309,7 @@ class ReferenceSchedule:
         self._plateau.count = 0
 
     def _due(self) -> str:
-        """Returns why the reference must be updated now; empty if it must not."""
+        """Returns why the reference must be updated now; empty if no update is due."""
         update = self._update
         if update is None or self.steps < update.after_steps:
             return ""

@@ -273,8 +273,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="zero_std_fraction",
         title="Groups without a signal",
-        meaning="Share of the step's groups whose rewards are all equal, so that no response of the group is better."
-        " With `advantage.rewards: normalized_each` the normalised sums of the terms count.",
+        meaning="Share of the step's groups whose rewards are all equal, so that no response is better than another."
+        " With `advantage.rewards: normalized_each`, the sums of the normalised terms are compared instead.",
         unit="share",
         better="lower",
         most=1.0,

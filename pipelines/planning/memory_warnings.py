@@ -38,8 +38,8 @@ def disk_warnings(experiments: Iterable[Experiment], free: int) -> list[Issue]:
             f"token rows take {needed / GIB:.1f} GiB, if every response has its full length; {free / GIB:.1f} are free",
             path=("record", "tokens"),
             given=tokens,
-            hint=f"{fewer} (`rpg replay` needs all), record.keep_days lets `rpg gc` free them; or set RPG_HOME to "
-            "another disk",
+            hint=f"{fewer} (`rpg replay` needs all), record.keep_days lets `rpg gc` delete old ones; or set RPG_HOME "
+            "to a directory on another disk",
         )
     ]
 
@@ -53,15 +53,15 @@ def memory_warnings(experiment: Experiment) -> list[Issue]:
     estimate = memory_estimate(planned_on(experiment, shape, device), shape)
     largest = f"largest part: {_largest_part(estimate, experiment.rollout)}{_gain_while_sampling(estimate, experiment)}"
     if device.name == NAMED_BY_SPEC:
-        on, hint = "", largest
+        on, hint = "the given memory", largest
     else:
         fitting = [gpu.name for gpu in KNOWN_GPUS if _fits(experiment, shape, gpu)]
-        on = f" {device.name}"
+        on = device.name
         hint = f"{largest}; it fits {' and '.join(fitting) or 'no GPU that is known here'}"
         hint += "; set resources.memory_gib to the memory of your GPUs"
     return [
         Issue(
-            f"the estimate of {estimate.total / GIB:.1f} GiB a rank does not fit{on}",
+            f"the estimated {estimate.total / GIB:.1f} GiB per rank do not fit {on}",
             path=("resources", "memory_gib"),
             given=f"{device.memory_gib:g}",
             hint=hint,

@@ -72,11 +72,11 @@ class ModelShape:
         return self.matrix_parameters + self.parameters - self.active_parameters
 
     def training_flops(self, tokens: int, responses: int, *, pairs: float, frozen: bool = False) -> float:
-        """Returns the number of operations per token of a forward and a backward pass, without recomputation.
+        """Returns the number of operations of a forward and a backward pass, without recomputation.
 
         Args:
-            tokens: number that go through the layers.
-            responses: number of them that go through the output head.
+            tokens: number of tokens that go through the layers.
+            responses: number of those tokens that also go through the output head: the response tokens.
             pairs: number of pairs of tokens that see each other in attention.
             frozen: whether the weights have no gradient, as when adapters are trained.
         """

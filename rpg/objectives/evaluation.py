@@ -152,7 +152,7 @@ def _counted_states(
         ids = token_ids[mask[..., 0]]
         if ids.is_floating_point() or bool(((ids < 0) | (ids >= vocabulary)).any()):
             raise ValueError(
-                f"token_ids must be whole numbers from 0 to {vocabulary - 1}, the last token of the logits"
+                f"token_ids must be whole numbers from 0 to {vocabulary - 1}: the logits have {vocabulary} tokens"
             )
     wide = torch.promote_types(logits.dtype, torch.float32)
     return torch.where(mask, logits.to(wide), 0.0), torch.where(mask, ref_logits.detach().to(wide), 0.0)

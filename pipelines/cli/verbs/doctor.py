@@ -28,7 +28,7 @@ def doctor(
 ) -> None:
     """Reports installed packages, reachable services and misconfigurations. Exits 1 if a required part is broken."""
     if file is None and overrides:
-        raise typer.BadParameter("the option overrides a field of a spec; name the spec file too", param_hint="--set")
+        raise typer.BadParameter("name the spec file, of which this option overrides a field", param_hint="--set")
     from specs.loader import load_experiment
 
     experiment = load_experiment(file, overrides or ()) if file else None

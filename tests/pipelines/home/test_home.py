@@ -65,7 +65,7 @@ def test_the_servers_database_is_in_its_home_whatever_that_is_called(name: str, 
 
 
 @pytest.mark.more
-@pytest.mark.parametrize(("name", "reason"), [(b"caf\xe9", "takes a path for UTF-8"), (b"a\\b[1]", "a backslash and")])
+@pytest.mark.parametrize(("name", "reason"), [(b"caf\xe9", "reads paths as UTF-8"), (b"a\\b[1]", "a backslash and")])
 def test_a_home_that_duckdb_cannot_read_is_refused_at_once(name: bytes, reason: str, tmp_path: Path) -> None:
     environment = {**os.environb, b"RPG_HOME": os.fsencode(tmp_path) + b"/" + name}
     program = "from pipelines.cli import main; main()"

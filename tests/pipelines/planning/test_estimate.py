@@ -407,7 +407,7 @@ def test_an_estimate_that_does_not_fit_is_a_warning_that_says_what_to_do(tmp_pat
     assert memory_warnings(experiment(tmp_path, "qwen3", "resources.memory_gib=1")) == []
     (warning,) = memory_warnings(experiment(tmp_path, "qwen3", "resources.memory_gib=0.0001"))
     assert warning.path == ("resources", "memory_gib")
-    assert "does not fit" in warning.message
+    assert "do not fit" in warning.message
     assert warning.hint.startswith("largest part: ")
 
 
@@ -622,7 +622,7 @@ def test_the_estimate_of_a_large_model_is_held_against_an_h100_where_nothing_nam
     wide = ("training.prompts_per_step=512", "training.precision=bfloat16")
     spec = experiment(tmp_path, "qwen3", large, *long, *wide)
     (warning,) = memory_warnings(spec)
-    assert re.fullmatch(r"the estimate of \d+\.\d GiB a rank does not fit an H100", warning.message)
+    assert re.fullmatch(r"the estimated \d+\.\d GiB per rank do not fit an H100", warning.message)
     assert warning.given == "79.6"
     assert "largest part: " in warning.hint
     assert warning.hint.endswith("set resources.memory_gib to the memory of your GPUs")

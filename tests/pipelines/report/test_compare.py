@@ -81,7 +81,7 @@ def test_groups_without_a_signal_are_told_with_what_to_change_instead_of_that_no
         record_metrics(home, run_id, zero_std_fraction=1.0)
     page = write_experiment_report(home, "sums").read_text()
     assert "There was nothing to learn from: in 99.5 % of the groups" in page
-    assert "take easier problems, a warm_up" in page
+    assert "use easier problems, a warm_up" in page
     assert "differ measurably" not in page
 
 

@@ -181,5 +181,5 @@ def test_a_journals_study_is_not_begun_anew_in_a_database(
     path = write_study(tmp_path / "specs", ("trials: 8", "trials: 1"))
     run(path, home, Evaluator(home))
     monkeypatch.setenv("RPG_STUDIES_URL", "postgresql://rpg@127.0.0.1:1/none")
-    with pytest.raises(SpecError, match="is kept in a journal here"):
+    with pytest.raises(SpecError, match="is stored in a journal here"):
         run(path, home, Evaluator(home))

@@ -218,7 +218,7 @@ class Reconciliation:
             return Ending("failed", f"its flow could not begin: {state.message}")
         if own and not standing.is_over and flow_run.deployment_id:
             return Ending("crashed", GONE) if _crashes_again_and_again(directory) else None
-        return Ending("crashed", GONE if own else "another flow run has this run now")
+        return Ending("crashed", GONE if own else "another flow run executes this run now")
 
     def _schedule_again(self, client: "SyncPrefectClient", flow_run: "FlowRun", is_shared: bool) -> None:
         """Gives a run without a live process back to the queue, on record and on the server.
