@@ -136,7 +136,7 @@ class StudyDocument:
         for path, params in _varied(self, tried):
             if path in searched:
                 for issue in check(self.trial(settings(params, space)).experiment):
-                    hinted = replace(issue, hint=f"search other values; or {issue.hint}")
+                    hinted = replace(issue, hint="; or ".join(filter(None, ["search other values", issue.hint])))
                     found.append(self.locate(_at_candidate(hinted, path, params, self.study)))
         return in_file_order(found)
 

@@ -41,7 +41,7 @@ def certify(
     from pipelines.cli.certificate_table import by_step, catalogue_table, weight_page
     from pipelines.cli.output import write_bytes
 
-    torch.set_num_threads(1)  # threads would wait longer than compute: tensors have kilobytes
+    torch.set_num_threads(1)  # on tensors of kilobytes, threads wait longer than they compute
     headings = _catalogue() if file is None else _of_spec(file, overrides or [])
     certificates = {
         heading: [row for name, by_steps in items for row in by_step(name, by_steps)]

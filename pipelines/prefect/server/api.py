@@ -35,6 +35,7 @@ from specs.errors import Issue, RpgError, SpecError
 from specs.machine.files import read_json, write_json
 from specs.machine.foreign.listeners import foreign_listener, guard_connections
 from specs.machine.liveness import is_alive, place_of, start_of
+from specs.secrets import HIDDEN, looks_secret
 
 START_SECONDS = 300.0
 """Seconds for the first start. Migrating a new database takes 11 s on an idle machine with two cores, ten times that on
@@ -161,7 +162,8 @@ def auth_string_for(home: Home, url: str) -> str:
     except ValueError:
         is_address = False
     if not is_address:
-        raise SpecError(Issue("not the address of a server", given=url, allowed="http://HOST:PORT"))
+        given = HIDDEN if looks_secret("", url) else url
+        raise SpecError(Issue("not the address of a server", given=given, allowed="http://HOST:PORT"))
     if _as_recorded(url) not in _own_urls(home):
         if shown := os.environ.get(AUTH_VARIABLE, ""):
             if why := foreign_listener(url):

@@ -25,7 +25,7 @@ from pipelines.studies.execution import Task, run_task
 from pipelines.studies.measures import shared_seconds
 from pipelines.studies.study import run_study
 from pipelines.studies.trials import State, StudyInterruptedError, Trial, Work, seconds_left
-from specs import SpecError, load_study_document
+from specs import Experiment, SpecError, load_study_document
 from specs.document import Document
 from specs.errors import Issue
 from storage import Store
@@ -336,6 +336,16 @@ def test_candidates_and_ends_whose_formula_is_refused_are_said_before_the_study_
     for text, issue in zip(said, errors, strict=True):
         assert text in str(SpecError(issue))
         assert "hint: search other values; or " in str(SpecError(issue))
+
+
+def test_a_refused_candidate_without_a_remedy_of_its_own_has_a_whole_hint(tmp_path: Path) -> None:
+    document = load_study_document(with_formula(tmp_path, "  objective.parameters.over: {float: [1.0, 2.0]}\n"))
+
+    def refused(experiment: Experiment) -> list[Issue]:
+        return [Issue("not finite", ("objective",))] if experiment.objective.parameters["over"] == 2 else []
+
+    (issue,) = document.refused(refused, ["objective"])
+    assert issue.hint == "search other values"
 
 
 @pytest.mark.parametrize(

@@ -387,11 +387,20 @@ def test_localhost_is_the_machine_that_a_server_of_this_home_is_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "url", ["http://[::1", "http://host:port", "http://127.0.0.1:99999", "http://", f"http://{'a' * 64}.de/api"]
+    "url",
+    [
+        "http://[::1",
+        "http://host:port",
+        "http://127.0.0.1:99999",
+        "http://",
+        f"http://{'a' * 64}.de/api",
+        "http://me:topsecret@host:port",
+    ],
 )
-def test_what_is_no_address_is_refused_in_a_line(tmp_path, url: str):
-    with pytest.raises(SpecError, match="not the address of a server"):
+def test_what_is_no_address_is_refused_in_a_line_without_its_password(tmp_path, url: str):
+    with pytest.raises(SpecError, match="not the address of a server") as caught:
         auth_string_for(Home(tmp_path), url)
+    assert "topsecret" not in str(caught.value)
 
 
 def test_new_passwords_are_for_the_homes_processes_too_unless_a_server_is_up(tmp_path):
